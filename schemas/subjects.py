@@ -1,0 +1,141 @@
+"""Every name on the broker. Rule: no other module spells a subject, a stream or a bucket.
+
+A name that users choose (tenant, model, worker) is escaped so that it is one subject token, a part
+of a consumer name and a key-value key at once: ASCII letters, digits, `_` and `-` stand for
+themselves, every other byte of its UTF-8 form is `=XX`.
+"""
+
+import re
+import secrets
+from typing import Final, Literal, NamedTuple, get_args
+
+Lane = Literal["online", "batch"]
+LANES: Final[tuple[Lane, ...]] = get_args(Lane)
+
+REQUESTS: Final = "REQUESTS"
+REPLIES: Final = "REPLIES"
+DEADLETTERS: Final = "DEADLETTERS"
+
+WORKERS: Final = "workers"
+MODELS: Final = "models"
+STREAMERS: Final = "streamers"
+TENANTS: Final = "tenants"
+LIMITS: Final = "limits"
+RESPONSES: Final = "responses"
+BLOBS: Final = "blobs"
+
+PULL_GROUP: Final = "workers"
+
+_REQUEST_ID: Final = re.compile(r"req_[0-9a-f]{32}")
+_PLAIN: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
+
+
+def escape(name: str) -> str:
+    """Return `name` as one subject token; `unescape` gives it back. Raises ValueError if empty."""
+    if not name:
+        raise ValueError("a name on the broker cannot be empty")
+    return "".join(chr(b) if b in _PLAIN else f"={b:02X}" for b in name.encode())
+
+
+def unescape(token: str) -> str:
+    """Return the name that `escape` made `token` from. Raises ValueError for a foreign token."""
+    head, *parts = token.encode().split(b"=")
+    return (head + b"".join(bytes([int(part[:2], 16)]) + part[2:] for part in parts)).decode()
+
+
+def new_request_id() -> str:
+    """Return a fresh request id: 128 random bits, unguessable, valid as a subject token."""
+    return f"req_{secrets.token_hex(16)}"
+
+
+def is_request_id(text: str) -> bool:
+    """Tell whether `text` has the form of an id that `new_request_id` makes."""
+    return _REQUEST_ID.fullmatch(text) is not None
+
+
+class RequestSubject(NamedTuple):
+    """Where a request waits: `requests.<lane>.<model>.<partition>.<tenant>.<request>`."""
+
+    lane: Lane
+    model: str
+    partition: int
+    tenant: str
+    request: str
+
+    def __str__(self) -> str:
+        return (
+            f"requests.{self.lane}.{escape(self.model)}.{self.partition}"
+            f".{escape(self.tenant)}.{self.request}"
+        )
+
+    @staticmethod
+    def parse(subject: str) -> "RequestSubject":
+        """Read a subject back. Raises ValueError when it is not one of ours."""
+        head, lane, model, partition, tenant, request = subject.split(".")
+        if head != "requests" or lane not in LANES:
+            raise ValueError(f"not a request subject: {subject}")
+        return RequestSubject(
+            lane="online" if lane == "online" else "batch",
+            model=unescape(model),
+            partition=int(partition),
+            tenant=unescape(tenant),
+            request=request,
+        )
+
+
+class ReplySubject(NamedTuple):
+    """Where a reply goes: `replies.<streamer>.<tenant>.<request>`, captured by REPLIES."""
+
+    streamer: str
+    tenant: str
+    request: str
+
+    def __str__(self) -> str:
+        return f"replies.{escape(self.streamer)}.{escape(self.tenant)}.{self.request}"
+
+    @staticmethod
+    def parse(subject: str) -> "ReplySubject":
+        """Read a subject back. Raises ValueError when it is not one of ours."""
+        head, streamer, tenant, request = subject.split(".")
+        if head != "replies":
+            raise ValueError(f"not a reply subject: {subject}")
+        return ReplySubject(unescape(streamer), unescape(tenant), request)
+
+
+def replies_of(streamer: str) -> str:
+    """Return the filter of all replies that one streamer relays."""
+    return f"replies.{escape(streamer)}.>"
+
+
+def requests_of(*, tenant: str | None = None, request: str | None = None) -> str:
+    """Return the filter of one tenant's waiting requests, or of one request among them."""
+    tenant_token = "*" if tenant is None else escape(tenant)
+    return f"requests.*.*.*.{tenant_token}.{request or '*'}"
+
+
+def consumer_name(lane: Lane, model: str, partition: int) -> str:
+    """Return the durable consumer of one partition."""
+    return f"{lane}-{escape(model)}-{partition}"
+
+
+def consumer_filter(lane: Lane, model: str, partition: int) -> str:
+    """Return the filter of that consumer; no two of them overlap (a work queue's rule)."""
+    return f"requests.{lane}.{escape(model)}.{partition}.>"
+
+
+def cancel_signal(tenant: str, request: str) -> str:
+    """Return the subject on which workers hear that a request is no longer wanted."""
+    return f"cancels.{escape(tenant)}.{request}"
+
+
+CANCEL_SIGNALS: Final = "cancels.>"
+
+
+def worker_holds(worker: str) -> str:
+    """Return the subject on which a worker answers whether it still holds a request."""
+    return f"workers.{escape(worker)}.holds"
+
+
+def message_id(request: str, generation: int) -> str:
+    """Return the Nats-Msg-Id of a request's message; a requeue counts the generation up."""
+    return f"{request}/{generation}"
