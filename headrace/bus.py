@@ -1,0 +1,405 @@
+"""The one door to NATS. Rule: a publish that the broker cannot take now fails at once.
+
+nats-py buffers publishes while it is disconnected and gives up after 60 reconnects; here neither
+happens: publishing raises BrokerAway, and reconnecting goes on for ever. What nats-py has no call
+for (priority groups, batched direct gets, stream settings of 2.12) goes through JetStream's
+documented JSON API.
+"""
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import logging
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import msgspec
+import nats
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.subscription import Subscription as NatsSubscription
+from nats.js.errors import APIError, NotFoundError, ObjectNotFoundError
+
+log = logging.getLogger(__name__)
+
+API_TIMEOUT_S: Final = 5.0
+PING_INTERVAL_S: Final = 5
+RECONNECT_WAIT_S: Final = 0.1
+CONNECT_TIMEOUT_S: Final = 2
+PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
+
+
+class BrokerAway(Exception):
+    """The broker cannot be reached, or did not answer in time."""
+
+
+class BrokerRefused(Exception):
+    """The broker said no. `code` is JetStream's error code (`err_code`), 0 if it gave none."""
+
+    def __init__(self, description: str, *, code: int, status: int) -> None:
+        super().__init__(description)
+        self.description = description
+        self.code = code
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class BusSettings:
+    """Where the broker is: one or more URLs (comma-separated), a credentials file, a CA file."""
+
+    url: str
+    creds: str | None = None
+    ca: str | None = None
+
+
+class Message(Protocol):
+    """What a subscription's handler is given."""
+
+    @property
+    def subject(self) -> str: ...
+    @property
+    def reply(self) -> str: ...
+    @property
+    def data(self) -> bytes: ...
+    @property
+    def headers(self) -> Mapping[str, str] | None: ...
+
+
+Handler = Callable[[Message], Awaitable[None]]
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """A stream took a message: its sequence, and whether it was there before."""
+
+    seq: int
+    duplicate: bool = False
+
+
+class _Refusal(msgspec.Struct):
+    code: int
+    err_code: int = 0
+    description: str = ""
+
+
+class _PubAck(msgspec.Struct):
+    error: _Refusal | None = None
+    seq: int = 0
+    duplicate: bool = False
+
+
+_pub_ack = msgspec.json.Decoder(_PubAck)
+
+
+class Subscription:
+    """Interest in a subject."""
+
+    def __init__(self, inner: NatsSubscription) -> None:
+        self._inner = inner
+
+    async def drain(self) -> None:
+        """Stop interest, after handling what the broker has already sent."""
+        with contextlib.suppress(nats.errors.Error, asyncio.TimeoutError):
+            await self._inner.drain()
+
+    async def unsubscribe(self) -> None:
+        """Stop interest; what is on its way is dropped."""
+        with contextlib.suppress(nats.errors.Error):
+            await self._inner.unsubscribe()
+
+
+class Bus:
+    """A connection to NATS; made by `connect`."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._js = client.jetstream()
+        self._inbox = client.new_inbox()
+        self._tokens = itertools.count()
+        self._waiting: dict[str, asyncio.Future[Message]] = {}
+        self._on_reconnect: list[Callable[[], Awaitable[None]]] = []
+        self._watchers: set[asyncio.Task[None]] = set()
+        self._closing = False
+
+    async def open(self) -> None:
+        """Subscribe to the inbox that all answers come to."""
+        await self._client.subscribe(f"{self._inbox}.*", cb=self._answered)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker can be reached now, as far as we know."""
+        return bool(self._client.is_connected)
+
+    @property
+    def payload_bytes_max(self) -> int:
+        """The largest message that the broker takes."""
+        return int(self._client.max_payload)
+
+    def on_reconnect(self, call: Callable[[], Awaitable[None]]) -> None:
+        """Have `call` awaited, as a task of its own, after each reconnect."""
+        self._on_reconnect.append(call)
+
+    async def publish(self, subject: str, data: bytes, *, reply: str = "") -> None:
+        """Publish without asking for an acknowledgement. Raises BrokerAway."""
+        if not self._client.is_connected:
+            raise BrokerAway("not connected")
+        try:
+            await self._client.publish(subject, data, reply=reply)
+        except (nats.errors.Error, OSError) as error:
+            raise BrokerAway(str(error)) from error
+
+    async def store(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        headers: dict[str, str] | None = None,
+        timeout_s: float = API_TIMEOUT_S,
+    ) -> Stored:
+        """Publish to a stream and wait for its acknowledgement.
+
+        Raises BrokerAway when none came (the message may be stored all the same) and BrokerRefused
+        when the stream said no.
+        """
+        answer = await self._ask(subject, data, headers=headers, timeout_s=timeout_s)
+        return _stored(answer)
+
+    async def store_soon(self, subject: str, data: bytes) -> "asyncio.Future[Message]":
+        """Publish to a stream; the future holds its answer, for `stored` to read.
+
+        Raises BrokerAway if the publish itself could not be made. The future fails with BrokerAway
+        when the connection breaks before the answer.
+        """
+        return await self._send(subject, data, headers=None)
+
+    async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
+        """Ask a service and return its first answer. Raises BrokerAway when none comes."""
+        return (await self._ask(subject, data, headers=None, timeout_s=timeout_s)).data
+
+    async def api(self, verb: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Call JetStream's JSON API, `$JS.API.<verb>`. Raises BrokerAway and BrokerRefused."""
+        data = b"" if body is None else msgspec.json.encode(body)
+        answer = await self._ask(f"$JS.API.{verb}", data, headers=None, timeout_s=API_TIMEOUT_S)
+        _raise_no_responders(answer)
+        result: dict[str, Any] = msgspec.json.decode(answer.data)
+        if error := result.get("error"):
+            raise BrokerRefused(
+                error.get("description", ""),
+                code=error.get("err_code", 0),
+                status=error.get("code", 0),
+            )
+        return result
+
+    async def purge(self, stream: str, subject_filter: str) -> int:
+        """Delete a stream's messages under a filter; return how many. Raises as `api`."""
+        answer = await self.api(f"STREAM.PURGE.{stream}", {"filter": subject_filter})
+        return int(answer["purged"])
+
+    async def gather(
+        self, subject: str, body: Mapping[str, Any], *, timeout_s: float = API_TIMEOUT_S
+    ) -> AsyncIterator[Message]:
+        """Ask once and yield every answer until the caller stops. Raises BrokerAway on a pause."""
+        answers: asyncio.Queue[Message] = asyncio.Queue()
+        inbox = self._client.new_inbox()
+        subscription = await self.subscribe(inbox, _put_into(answers))
+        try:
+            await self.publish(subject, msgspec.json.encode(body), reply=inbox)
+            while True:
+                try:
+                    async with asyncio.timeout(timeout_s):
+                        answer = await answers.get()
+                except TimeoutError:
+                    raise BrokerAway(f"no answer on {subject}") from None
+                _raise_no_responders(answer)
+                yield answer
+        finally:
+            await subscription.unsubscribe()
+
+    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> Subscription:
+        """Have `handler` called for each message, one at a time. Raises BrokerAway."""
+        try:
+            return Subscription(await self._client.subscribe(subject, queue=queue, cb=handler))
+        except nats.errors.Error as error:
+            raise BrokerAway(str(error)) from error
+
+    async def put_blob(self, bucket: str, name: str, content: bytes) -> None:
+        """Store a file. Raises BrokerAway and BrokerRefused."""
+        with _translated():
+            store = await self._js.object_store(bucket)
+            await store.put(name, content)
+
+    async def get_blob(self, bucket: str, name: str) -> bytes | None:
+        """Return a file's content, None if there is none. Raises BrokerAway and BrokerRefused."""
+        with _translated():
+            store = await self._js.object_store(bucket)
+            try:
+                return (await store.get(name)).data
+            except (ObjectNotFoundError, NotFoundError):
+                return None
+
+    async def close(self) -> None:
+        """Send what is pending and disconnect."""
+        self._closing = True
+        with contextlib.suppress(nats.errors.Error, OSError, asyncio.TimeoutError):
+            if self._client.is_connected:
+                await self._client.flush(timeout=1)
+        await self._client.close()
+
+    async def _ask(
+        self, subject: str, data: bytes, *, headers: dict[str, str] | None, timeout_s: float
+    ) -> Message:
+        answer = await self._send(subject, data, headers=headers)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            raise BrokerAway(f"no answer on {subject} within {timeout_s:g} s") from None
+        finally:
+            answer.cancel()
+
+    async def _send(
+        self, subject: str, data: bytes, *, headers: dict[str, str] | None
+    ) -> "asyncio.Future[Message]":
+        if not self._client.is_connected:
+            raise BrokerAway("not connected")
+        token = f"{next(self._tokens):x}"
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._waiting[token] = answer
+        answer.add_done_callback(functools.partial(self._forget, token))
+        try:
+            await self._client.publish(
+                subject, data, reply=f"{self._inbox}.{token}", headers=headers
+            )
+        except (nats.errors.Error, OSError) as error:
+            answer.cancel()
+            raise BrokerAway(str(error)) from error
+        return answer
+
+    def _forget(self, token: str, _answer: "asyncio.Future[Message]") -> None:
+        self._waiting.pop(token, None)
+
+    async def _answered(self, message: Message) -> None:
+        answer = self._waiting.get(message.subject.rpartition(".")[2])
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    async def lost(self) -> None:
+        """Fail what waits for an answer: it was asked on a connection that is gone."""
+        if not self._closing:
+            log.warning("the broker is away")
+        for answer in list(self._waiting.values()):
+            if not answer.done():
+                answer.set_exception(BrokerAway("the connection broke"))
+
+    async def found(self) -> None:
+        """Tell those who asked that the broker is back."""
+        log.info("the broker is back")
+        for call in self._on_reconnect:
+            # Tasks of their own: nats-py awaits this callback before it reads on.
+            task = asyncio.create_task(_logged(call), name="reconnected")
+            self._watchers.add(task)
+            task.add_done_callback(self._watchers.discard)
+
+
+async def connect(settings: BusSettings, *, name: str, timeout_s: float | None = None) -> Bus:
+    """Connect, trying until the broker is there or `timeout_s` has passed (then BrokerAway)."""
+    client = Client()
+    bus: Bus | None = None
+
+    async def lost() -> None:
+        if bus is not None:
+            await bus.lost()
+
+    async def found() -> None:
+        if bus is not None:
+            await bus.found()
+
+    async def failed(error: Exception) -> None:
+        log.debug("nats: %s", error or type(error).__name__)
+
+    options: dict[str, Any] = {}
+    if settings.creds:
+        options["user_credentials"] = settings.creds
+    if settings.ca:
+        options["tls"] = ssl.create_default_context(cafile=settings.ca)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await client.connect(
+                [url.strip() for url in settings.url.split(",")],
+                name=name,
+                error_cb=failed,
+                disconnected_cb=lost,
+                reconnected_cb=found,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=RECONNECT_WAIT_S,
+                connect_timeout=CONNECT_TIMEOUT_S,
+                ping_interval=PING_INTERVAL_S,
+                max_outstanding_pings=2,
+                pending_size=PENDING_BYTES_MAX,
+                **options,
+            )
+    except TimeoutError:
+        raise BrokerAway("the broker did not answer") from None
+    except (nats.errors.Error, OSError, ValueError) as error:
+        raise BrokerAway(str(error) or type(error).__name__) from error
+    bus = Bus(client)
+    await bus.open()
+    return bus
+
+
+@contextlib.asynccontextmanager
+async def connection(
+    settings: BusSettings, *, name: str, timeout_s: float | None = None
+) -> AsyncIterator[Bus]:
+    """Connect for the length of a block; raises as `connect`."""
+    bus = await connect(settings, name=name, timeout_s=timeout_s)
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+def stored(answer: "asyncio.Future[Message]") -> Stored:
+    """Read the future of `store_soon`. Raises BrokerAway and BrokerRefused."""
+    return _stored(answer.result())
+
+
+def _stored(answer: Message) -> Stored:
+    _raise_no_responders(answer)
+    ack = _pub_ack.decode(answer.data)
+    if ack.error is not None:
+        raise BrokerRefused(ack.error.description, code=ack.error.err_code, status=ack.error.code)
+    return Stored(ack.seq, ack.duplicate)
+
+
+def _raise_no_responders(answer: Message) -> None:
+    if answer.headers is not None and answer.headers.get("Status") == "503":
+        raise BrokerAway("nobody answers: is JetStream on, and the stream there?")
+
+
+@contextlib.contextmanager
+def _translated() -> Any:
+    try:
+        yield
+    except APIError as error:
+        raise BrokerRefused(
+            error.description or str(error), code=error.err_code or 0, status=error.code or 0
+        ) from error
+    except (nats.errors.Error, TimeoutError, OSError) as error:
+        raise BrokerAway(str(error) or type(error).__name__) from error
+
+
+def _put_into(queue: "asyncio.Queue[Message]") -> Handler:
+    async def put(message: Message) -> None:
+        queue.put_nowait(message)
+
+    return put
+
+
+async def _logged(call: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await call()
+    except BrokerAway as error:
+        log.warning("after a reconnect: %s", error)
