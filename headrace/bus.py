@@ -102,7 +102,7 @@ class Subscription:
     async def drain(self) -> None:
         """Stop interest, after handling what the broker has already sent."""
         with contextlib.suppress(nats.errors.Error, asyncio.TimeoutError):
-            await self._inner.drain()
+            await self._inner.drain()  # type: ignore[no-untyped-call]
 
     async def unsubscribe(self) -> None:
         """Stop interest; what is on its way is dropped."""
@@ -333,7 +333,7 @@ async def connect(settings: BusSettings, *, name: str, timeout_s: float | None =
                 disconnected_cb=lost,
                 reconnected_cb=found,
                 max_reconnect_attempts=-1,
-                reconnect_time_wait=RECONNECT_WAIT_S,
+                reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type] # seconds
                 connect_timeout=CONNECT_TIMEOUT_S,
                 ping_interval=PING_INTERVAL_S,
                 max_outstanding_pings=2,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from headrace.bus import Bus, BrokerRefused
+from headrace.bus import BrokerRefused, Bus
 
 _BATCH: Final = 1000
 

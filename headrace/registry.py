@@ -7,6 +7,7 @@ messages on the bucket's subjects. So a listener keeps no consumer on the broker
 was away does not make it forget anybody.
 """
 
+import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from headrace import journal, topology
-from headrace.bus import BrokerRefused, Bus, Message
+from headrace.bus import BrokerAway, BrokerRefused, Bus, Message
 from schemas import subjects
 from schemas.model import ModelCard
 
@@ -162,17 +163,21 @@ async def load_files(bus: Bus, card: ModelCard) -> dict[str, bytes]:
     return files
 
 
-async def keep_alive(bus: Bus, model: str) -> None:
-    """Put a model's card again, so that it does not expire; call each `KEEP_ALIVE_S`.
+async def read_card(bus: Bus, model: str) -> ModelCard | None:
+    """Return a model's card, None if there is none. Raises BrokerAway and BrokerRefused."""
+    entries = await journal.read(bus, f"KV_{subjects.MODELS}", _key(subjects.MODELS, model))
+    alive = [entry for entry in entries if not entry.deleted]
+    return msgspec.json.decode(alive[-1].data, type=ModelCard) if alive else None
 
-    Raises BrokerAway and BrokerRefused.
-    """
-    key = _key(subjects.MODELS, model)
-    for entry in await journal.read(bus, f"KV_{subjects.MODELS}", key):
-        if not entry.deleted:
-            await bus.store(key, entry.data)
-            return
-    log.warning("the card of %s has expired", model)
+
+async def keep_alive(bus: Bus, card: ModelCard) -> None:
+    """Put a model's card again every `KEEP_ALIVE_S`, for ever: it expires when that stops."""
+    while True:
+        await asyncio.sleep(KEEP_ALIVE_S)
+        try:
+            await announce(bus, subjects.MODELS, card.name, card)
+        except BrokerAway as error:
+            log.debug("the card of %s was not put: %s", card.name, error)
 
 
 def _key(bucket: str, name: str) -> str:

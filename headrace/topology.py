@@ -7,7 +7,7 @@ Key-value buckets and the object store are streams in the layouts of NATS' ADR-8
 from dataclasses import dataclass
 from typing import Any, Final
 
-from headrace.bus import Bus, BrokerRefused
+from headrace.bus import BrokerRefused, Bus
 from schemas import subjects
 from schemas.subjects import Lane
 

@@ -1,0 +1,144 @@
+"""What the API calls the events of a reply. Rule: a pure function of the reply's shape and events,
+so that a replay is equal byte for byte.
+
+Objects as OpenAI documents them: `chat.completion.chunk`, `chat.completion`, `text_completion`.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from schemas.wire import Piece, Shape, TokenLogprob, Usage
+
+_json = msgspec.json.Encoder().encode
+_LEAST_LOGPROB: Final = -9999.0
+"""What OpenAI reports for a token outside the likeliest: JSON has no infinity."""
+
+
+class Chunks:
+    """Renders the chunks of one streamed reply."""
+
+    def __init__(self, request: str, shape: Shape) -> None:
+        self._chat = shape.endpoint == "chat"
+        self._logprobs = shape.logprobs
+        self._roles_due = set(range(shape.choices)) if self._chat else set()
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        head = _json(
+            {
+                "id": answer_id(request, shape),
+                "object": kind,
+                "created": shape.created_s,
+                "model": shape.model,
+            }
+        )
+        self._head = head[:-1]
+        usage = b',"usage":null' if shape.include_usage else b""
+        self._include_usage = shape.include_usage
+        opening = b',"choices":[{"index":%d,'
+        member = b'"delta":{"content":' if self._chat else b'"text":'
+        self._before = [self._head + opening % choice + member for choice in range(shape.choices)]
+        close = b"}" if self._chat else b""
+        logprobs = b"" if self._chat else b',"logprobs":null'
+        self._after = close + logprobs + b',"finish_reason":null}]' + usage + b"}"
+        self._tail = usage + b"}"
+
+    def piece(self, piece: Piece) -> bytes | None:
+        """Return the chunk of a piece; None for one that shows nothing."""
+        choice = piece.choice
+        if piece.delta is None and not self._logprobs and choice not in self._roles_due:
+            if not piece.text:
+                return None
+            return self._before[choice] + _json(piece.text) + self._after
+        if not (piece.text or piece.delta or (self._logprobs and piece.logprobs)):
+            return None
+        return self._whole(piece)
+
+    def _whole(self, piece: Piece) -> bytes:
+        body: dict[str, Any] = {"index": piece.choice}
+        if self._chat:
+            body["delta"] = self._delta(piece)
+        else:
+            body["text"] = piece.text
+        if self._logprobs or not self._chat:
+            body["logprobs"] = logprobs_of([piece], chat=self._chat) if self._logprobs else None
+        body["finish_reason"] = None
+        return self._head + b',"choices":[' + _json(body) + b"]" + self._tail
+
+    def _delta(self, piece: Piece) -> dict[str, Any]:
+        delta: dict[str, Any] = {}
+        if piece.choice in self._roles_due:
+            self._roles_due.discard(piece.choice)
+            delta["role"] = "assistant"
+        if piece.text or piece.delta is None:
+            delta["content"] = piece.text
+        return delta | (piece.delta or {})
+
+    def finish(self, reasons: Sequence[str]) -> bytes:
+        """Return the chunk that says why each choice ended."""
+        choices = []
+        for choice, reason in enumerate(reasons):
+            body: dict[str, Any] = {"index": choice}
+            if self._chat:
+                body["delta"] = {"role": "assistant"} if choice in self._roles_due else {}
+            else:
+                body |= {"text": "", "logprobs": None}
+            choices.append(body | {"finish_reason": reason})
+        self._roles_due.clear()
+        return self._head + b',"choices":' + _json(choices) + self._tail
+
+    def usage(self, usage: Usage) -> bytes | None:
+        """Return the usage chunk, None where it was not asked for."""
+        if not self._include_usage:
+            return None
+        return self._head + b',"choices":[],"usage":' + _json(usage_of(usage)) + b"}"
+
+
+def answer_id(request: str, shape: Shape) -> str:
+    """Return the API's id of an answer: it names the kind, and holds the request's id."""
+    prefix = "chatcmpl" if shape.endpoint == "chat" else "cmpl"
+    return f"{prefix}-{request.removeprefix('req_')}"
+
+
+def usage_of(usage: Usage) -> dict[str, Any]:
+    """Return the API's usage object."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def logprobs_of(pieces: Sequence[Piece], *, chat: bool) -> dict[str, Any]:
+    """Return the API's log probabilities of some pieces of one choice."""
+    tokens = [token for piece in pieces for token in piece.logprobs or ()]
+    if chat:
+        return {"content": [_chat_logprob(token) for token in tokens]}
+    offsets = []
+    offset = 0
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token.text)
+    return {
+        "text_offset": offsets,
+        "token_logprobs": [finite(token.logprob) for token in tokens],
+        "tokens": [token.text for token in tokens],
+        "top_logprobs": [{top.text: finite(top.logprob) for top in token.top} for token in tokens],
+    }
+
+
+def _chat_logprob(token: TokenLogprob) -> dict[str, Any]:
+    return _one_logprob(token.text, token.logprob) | {
+        "top_logprobs": [_one_logprob(top.text, top.logprob) for top in token.top]
+    }
+
+
+def _one_logprob(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode())}
+
+
+def finite(logprob: float) -> float:
+    """Return a log probability that JSON can hold."""
+    return logprob if math.isfinite(logprob) else _LEAST_LOGPROB

@@ -1,0 +1,170 @@
+"""One reply put in order: frames in, whatever their order; events out, each token once.
+
+Rules. The token at seq s belongs to the highest attempt whose `resume_at` is ≤ s. What was shown
+wins: it is never shown again nor taken back. A hole is never skipped: `missing` says that the log
+must be read. Pure: no clock, no event loop.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from schemas.wire import (
+    Failed,
+    Finished,
+    Frame,
+    Keepalive,
+    Piece,
+    Shape,
+    Started,
+    Tokens,
+    Usage,
+)
+
+EARLY_PIECES_MAX: Final = 4096
+
+
+class Shown(NamedTuple):
+    """The next piece of the reply; `seq` is that of its last token."""
+
+    seq: int
+    piece: Piece
+
+
+class Complete(NamedTuple):
+    """The reply is whole; `seq` is the terminal frame's."""
+
+    seq: int
+    reasons: tuple[str, ...]
+    usage: Usage
+
+
+class Broken(NamedTuple):
+    """The reply ends with an error."""
+
+    code: str
+    message: str
+    usage: Usage
+
+
+Event = Shown | Complete | Broken
+
+
+class Reply:
+    """The state of one reply at its reader."""
+
+    def __init__(self) -> None:
+        self.shape: Shape | None = None
+        self.ended = False
+        self.next_seq = 0
+        # Each attempt's first seq, as far as known: an attempt that published s began at s or
+        # before, so what we have seen of it bounds it.
+        self._resume_at: dict[int, int] = {}
+        self._early: dict[int, tuple[int, Piece]] = {}
+        self._terminal: tuple[int, int, Finished | Failed] | None = None
+        self._last_seq = -1
+
+    @property
+    def started(self) -> bool:
+        """Whether a worker has begun."""
+        return self.shape is not None
+
+    @property
+    def missing(self) -> bool:
+        """Whether something later than the next token is known: only the log can fill the hole."""
+        return not self.ended and (
+            bool(self._early) or self._terminal is not None or self._last_seq >= self.next_seq
+        )
+
+    def take(self, frame: Frame, *, stored_seq: int | None = None) -> Sequence[Event]:
+        """Take a frame and return what can be shown now.
+
+        `stored_seq` is the frame's sequence in the log where it was read from there; it numbers
+        the claim of an attempt.
+        """
+        if self.ended:
+            return ()
+        match frame:
+            case Tokens(attempt, seq, pieces):
+                return self._tokens(attempt, seq, pieces)
+            case Finished(attempt, seq, pieces) | Failed(attempt, seq, pieces):
+                shown = self._tokens(attempt, seq, pieces)
+                end = seq + sum(len(piece.tokens) for piece in pieces)
+                self._attempt_at(attempt, end)
+                if self._terminal is None or self._terminal[0] <= attempt:
+                    self._terminal = (attempt, end, frame)
+                return [*shown, *self._end()]
+            case Started(attempt, _, resume_at, shape):
+                self.shape = shape
+                number = attempt or stored_seq
+                if number is not None and resume_at is not None:
+                    self._attempt_at(number, resume_at)
+                    return self._end()
+                return ()
+            case Keepalive(_, last_seq):
+                self._last_seq = max(self._last_seq, last_seq)
+                return ()
+
+    def _tokens(self, attempt: int, seq: int, pieces: Sequence[Piece]) -> list[Shown]:
+        self._attempt_at(attempt, seq)
+        shown: list[Shown] = []
+        for piece in pieces:
+            if seq == self.next_seq:
+                if not self._fenced(attempt, seq):
+                    self.next_seq = seq + len(piece.tokens)
+                    shown.append(Shown(self.next_seq - 1, piece))
+                    if self._early:
+                        shown.extend(self._follow())
+            elif seq > self.next_seq:
+                self._keep(attempt, seq, piece)
+            seq += len(piece.tokens)
+        return shown
+
+    def _follow(self) -> list[Shown]:
+        """Return the early pieces that follow now, and forget those that are behind."""
+        shown = []
+        while (found := self._early.pop(self.next_seq, None)) is not None:
+            attempt, piece = found
+            if self._fenced(attempt, self.next_seq):
+                continue
+            self.next_seq += len(piece.tokens)
+            shown.append(Shown(self.next_seq - 1, piece))
+        for seq in [seq for seq in self._early if seq < self.next_seq]:
+            del self._early[seq]
+        return shown
+
+    def _keep(self, attempt: int, seq: int, piece: Piece) -> None:
+        held = self._early.get(seq)
+        if held is None and len(self._early) >= EARLY_PIECES_MAX:
+            return  # the log has it
+        if held is None or held[0] <= attempt:
+            self._early[seq] = (attempt, piece)
+
+    def _end(self) -> Sequence[Event]:
+        if self._terminal is None:
+            return ()
+        attempt, seq, frame = self._terminal
+        if self._fenced(attempt, seq):
+            self._terminal = None
+            return ()
+        if seq != self.next_seq:
+            return ()
+        self.ended = True
+        self._early.clear()
+        match frame:
+            case Finished(_, _, _, reasons, usage):
+                return [Complete(seq, reasons, usage)]
+            case Failed(_, _, _, code, message, usage):
+                return [Broken(code, message, usage)]
+
+    def _attempt_at(self, attempt: int, seq: int) -> None:
+        known = self._resume_at.get(attempt)
+        if known is None or seq < known:
+            self._resume_at[attempt] = seq
+
+    def _fenced(self, attempt: int, seq: int) -> bool:
+        """Whether a higher attempt owns this seq."""
+        if len(self._resume_at) == 1:
+            return False
+        return any(
+            higher > attempt and resume_at <= seq for higher, resume_at in self._resume_at.items()
+        )

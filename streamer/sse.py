@@ -1,0 +1,48 @@
+"""Events of a reply as server-sent events (WHATWG HTML, section 9.2).
+
+One event per token, `id` the seq of its last token, so that `Last-Event-ID` says where to go on.
+An error event has no id and nothing follows it; `[DONE]` ends every other stream.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from schemas.errors import Refusal, refusal_of
+from streamer.chunks import Chunks
+from streamer.reply import Broken, Complete, Event, Shown
+
+COMMENT: Final = b": waiting\n\n"
+DONE: Final = b"data: [DONE]\n\n"
+
+
+class EventLines:
+    """Renders the events of one stream."""
+
+    def __init__(self, chunks: Chunks) -> None:
+        self._chunks = chunks
+
+    def render(self, events: Sequence[Event]) -> bytes:
+        """Return the bytes of some events, all of them in one write."""
+        lines = []
+        for event in events:
+            match event:
+                case Shown(seq, piece):
+                    chunk = self._chunks.piece(piece)
+                    if chunk is not None:
+                        lines.append(b"id: %d\ndata: %b\n\n" % (seq, chunk))
+                case Complete(seq, reasons, usage):
+                    lines.append(b"id: %d\ndata: %b\n\n" % (seq, self._chunks.finish(reasons)))
+                    if (chunk := self._chunks.usage(usage)) is not None:
+                        lines.append(b"id: %d\ndata: %b\n\n" % (seq + 1, chunk))
+                    lines.append(DONE)
+                case Broken(code, message):
+                    lines.append(error_event(refusal_of(code, message)))
+        return b"".join(lines)
+
+
+def error_event(refusal: Refusal) -> bytes:
+    """Return the event that ends a stream with an error."""
+    body: dict[str, Any] = refusal.body()
+    return b"data: %b\n\n" % msgspec.json.encode(body)
