@@ -85,7 +85,8 @@ class Reply:
             return ()
         match frame:
             case Tokens(attempt, seq, pieces):
-                return self._tokens(attempt, seq, pieces)
+                shown = self._tokens(attempt, seq, pieces)
+                return shown if self._terminal is None else [*shown, *self._end()]
             case Finished(attempt, seq, pieces) | Failed(attempt, seq, pieces):
                 shown = self._tokens(attempt, seq, pieces)
                 end = seq + sum(len(piece.tokens) for piece in pieces)

@@ -1,0 +1,20 @@
+"""Cancelling a request wherever it stands. Rule: always purge and signal.
+
+Deleting a message that runs succeeds and tells its worker nothing; a signal alone leaves a waiting
+one in the queue.
+"""
+
+from headrace.bus import Bus
+from schemas import subjects
+
+
+async def cancel(bus: Bus, *, tenant: str, request: str) -> bool:
+    """Take a request out of the queue and tell the workers; return whether it was in the system.
+
+    Raises BrokerAway and BrokerRefused.
+    """
+    purged = await bus.purge(
+        subjects.REQUESTS, subjects.requests_of(tenant=tenant, request=request)
+    )
+    await bus.publish(subjects.cancel_signal(tenant, request), b"")
+    return purged > 0

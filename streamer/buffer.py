@@ -1,0 +1,164 @@
+"""What one client has yet to read, and when the log must be read for it.
+
+Rule: memory per client is bounded. A reader that falls behind loses its buffer, never its place:
+what was dropped is read again from REPLIES once the reader has caught up with the rest.
+"""
+
+import asyncio
+import logging
+from typing import Final
+
+from headrace import journal
+from headrace.bus import BrokerAway, BrokerRefused, Bus
+from schemas import subjects
+from schemas.errors import DeadlineExceeded, Refusal, StreamInterrupted
+from schemas.subjects import ReplySubject
+from schemas.wire import BadFrame, decode_frame
+from streamer.reply import Event, Reply
+
+log = logging.getLogger(__name__)
+
+BUFFER_BYTES_MAX: Final = 128 * 1024
+QUIET_READ_S: Final = 15.0
+COMMENT_S: Final = 14.0
+HOLE_READ_S: Final = 0.25
+HOLE_S_MAX: Final = 10.0
+STALLED_S_MAX: Final = 60.0
+DEADLINE_GRACE_S: Final = 1.0
+
+
+class OpenReply:
+    """A reply on its way to one client. The mailbox feeds it, one task reads it."""
+
+    def __init__(self, bus: Bus, subject: ReplySubject, *, deadline_s: float, now_s: float) -> None:
+        self.subject = subject
+        self.deadline_s = deadline_s
+        self.reply = Reply()
+        self.refusal: Refusal | None = None
+        self.left = False
+        self.comment_due = False
+        self.tokens = 0
+        self._bus = bus
+        self._pending: list[Event] = []
+        self._pending_bytes = 0
+        self._behind = False
+        self._log_due = False
+        self._log_seq = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._heard_s = now_s
+        self._sent_s = now_s
+        self._sending = False
+        self._hole_s: float | None = None
+        self.writer: asyncio.Task[None] | None = None
+
+    def frame(self, data: bytes) -> None:
+        """Take a frame as it came from the broker."""
+        self._heard_s = 0.0  # the next tick sets it: a clock read per frame would cost more
+        if self._behind:
+            return
+        self._take(data, stored_seq=None)
+        if self._pending or self.reply.ended:
+            self._wake()
+
+    def _take(self, data: bytes, *, stored_seq: int | None) -> None:
+        try:
+            events = self.reply.take(decode_frame(data), stored_seq=stored_seq)
+        except BadFrame as error:
+            log.warning("a frame of %s that we cannot read: %s", self.subject.request, error)
+            return
+        if events:
+            self._pending.extend(events)
+            self._pending_bytes += len(data)
+            if self._pending_bytes > BUFFER_BYTES_MAX and stored_seq is None:
+                self._behind = True
+
+    async def next(self) -> list[Event]:
+        """Wait for events and return all there are; none when something else is to be looked at:
+        `left`, `refusal` or `comment_due`."""
+        while True:
+            if self._log_due:
+                await self._read_log()
+            if self._pending and self.reply.shape is not None:
+                events, self._pending, self._pending_bytes = self._pending, [], 0
+                self._log_due = self._behind
+                self.tokens += len(events)
+                return events
+            if self._behind:
+                self._log_due = True
+                continue
+            if self.left or self.refusal is not None or self.comment_due:
+                return []
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    async def _read_log(self) -> None:
+        self._log_due = self._behind = False
+        try:
+            entries = await journal.read(
+                self._bus, subjects.REPLIES, str(self.subject), after_seq=self._log_seq
+            )
+        except (BrokerAway, BrokerRefused) as error:
+            log.info("the log of %s cannot be read now: %s", self.subject.request, error)
+            return
+        for entry in entries:
+            self._take(entry.data, stored_seq=entry.seq)
+            self._log_seq = entry.seq
+
+    def sending(self) -> None:
+        """Note that a write begins."""
+        self._sending = True
+
+    def sent(self) -> None:
+        """Note that the write is done."""
+        self._sending = False
+        self._sent_s = 0.0
+        self.comment_due = False
+
+    def leave(self) -> None:
+        """Note that the client is gone."""
+        self.left = True
+        self._wake()
+
+    def refuse(self, refusal: Refusal) -> None:
+        """End the reply with an error, after what is pending."""
+        if self.refusal is None and not self.reply.ended:
+            self.refusal = refusal
+            self._wake()
+
+    def look_at_log(self) -> None:
+        """Have the log read: the connection to the broker was broken."""
+        self._log_due = True
+        self._wake()
+
+    def tick(self, *, now_s: float, wall_s: float) -> None:
+        """Notice silence, holes, stalls and the deadline; called a few times a second."""
+        self._heard_s = self._heard_s or now_s
+        self._sent_s = self._sent_s or now_s
+        if self._sending:
+            if now_s - self._sent_s > STALLED_S_MAX and self.writer is not None:
+                self.writer.cancel("the client does not read")
+            return
+        if wall_s > self.deadline_s + DEADLINE_GRACE_S:
+            self.refuse(DeadlineExceeded("The request's deadline has passed."))
+        if now_s - self._sent_s > COMMENT_S:
+            self.comment_due = True
+            self._wake()
+        self._tick_log(now_s)
+
+    def _tick_log(self, now_s: float) -> None:
+        if not self.reply.missing and (self.reply.started or not self._pending):
+            self._hole_s = None
+            if now_s - self._heard_s > QUIET_READ_S:
+                self._heard_s = now_s
+                self.look_at_log()
+            return
+        if self._hole_s is None:
+            self._hole_s = now_s
+        elif now_s - self._hole_s > HOLE_S_MAX and self._bus.connected:
+            self.refuse(StreamInterrupted("A part of the reply is missing; resume the stream."))
+        elif now_s - self._hole_s > HOLE_READ_S:
+            self.look_at_log()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,75 @@
+"""Hears all replies of this streamer and hands each frame to the client that waits for it.
+
+One subscription for all: a subscription per reply would cost the broker a route per request.
+"""
+
+import asyncio
+import logging
+import time
+from typing import Final
+
+from headrace.bus import Bus, Message
+from schemas import subjects
+from schemas.errors import StreamInterrupted
+from schemas.subjects import ReplySubject
+from streamer.buffer import OpenReply
+
+log = logging.getLogger(__name__)
+
+TICK_S: Final = 0.25
+
+
+class Mailbox:
+    """The open replies of one streamer, by request."""
+
+    def __init__(self, bus: Bus, streamer: str) -> None:
+        self.streamer = streamer
+        self.opened = 0
+        self.tokens = 0
+        self._bus = bus
+        self._open: dict[str, OpenReply] = {}
+
+    @property
+    def open_count(self) -> int:
+        """How many replies have a client."""
+        return len(self._open)
+
+    async def start(self) -> None:
+        """Begin to listen. Raises BrokerAway."""
+        await self._bus.subscribe(subjects.replies_of(self.streamer), self._message)
+        self._bus.on_reconnect(self._reconnected)
+
+    async def _message(self, message: Message) -> None:
+        reply = self._open.get(message.subject.rpartition(".")[2])
+        if reply is not None:
+            reply.frame(message.data)
+
+    async def _reconnected(self) -> None:
+        for reply in list(self._open.values()):
+            reply.look_at_log()
+
+    def open(self, *, tenant: str, request: str, deadline_s: float) -> OpenReply:
+        """Expect a reply; called before its request is published, so no frame is missed."""
+        subject = ReplySubject(self.streamer, tenant, request)
+        reply = OpenReply(self._bus, subject, deadline_s=deadline_s, now_s=time.monotonic())
+        self._open[request] = reply
+        self.opened += 1
+        return reply
+
+    def close(self, reply: OpenReply) -> None:
+        """Forget a reply."""
+        if self._open.pop(reply.subject.request, None) is not None:
+            self.tokens += reply.tokens
+
+    def interrupt(self) -> None:
+        """End every stream with an error that says it can be resumed: this node stops."""
+        for reply in list(self._open.values()):
+            reply.refuse(StreamInterrupted("This node is stopping; resume the stream elsewhere."))
+
+    async def tick_forever(self) -> None:
+        """Look after every open reply a few times a second."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_s, wall_s = time.monotonic(), time.time()
+            for reply in list(self._open.values()):
+                reply.tick(now_s=now_s, wall_s=wall_s)

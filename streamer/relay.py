@@ -1,0 +1,161 @@
+"""Carries one reply to one HTTP client, as a stream or as one object.
+
+ASGI directly, without a framework's response class: a token costs one `send` and nothing else.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from headrace.bus import BrokerAway, BrokerRefused, Bus
+from headrace.cancel import cancel
+from schemas.errors import InternalError, Refusal, StreamInterrupted, refusal_of
+from streamer.buffer import OpenReply
+from streamer.chunks import Chunks
+from streamer.collect import Collected
+from streamer.mailbox import Mailbox
+from streamer.reply import Broken, Complete, Shown
+from streamer.sse import COMMENT, EventLines, error_event
+
+log = logging.getLogger(__name__)
+
+Scope = Any
+Receive = Any
+Send = Any
+
+
+class Relay:
+    """An ASGI response that relays a reply until its end, or until the client leaves."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        mailbox: Mailbox,
+        reply: OpenReply,
+        *,
+        stream: bool,
+        headers: Mapping[str, str],
+    ) -> None:
+        self._bus = bus
+        self._mailbox = mailbox
+        self._reply = reply
+        self._stream = stream
+        self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reply = self._reply
+        reply.writer = asyncio.current_task()
+        watcher = asyncio.create_task(_watch(receive, reply), name="disconnect")
+        try:
+            if self._stream:
+                await self._send_events(send)
+            else:
+                await self._send_object(send)
+        except asyncio.CancelledError:
+            log.warning("%s: the connection was cut", reply.subject.request)
+            reply.left = True
+            raise
+        finally:
+            watcher.cancel()
+            self._mailbox.close(reply)
+            await self._settle()
+
+    async def _settle(self) -> None:
+        """Cancel the request if its client is gone or was refused before the end."""
+        reply = self._reply
+        if reply.reply.ended or isinstance(reply.refusal, StreamInterrupted):
+            return
+        try:
+            await cancel(self._bus, tenant=reply.subject.tenant, request=reply.subject.request)
+        except (BrokerAway, BrokerRefused) as error:
+            # The request's time to live in the queue, and its deadline, end it all the same.
+            log.warning("%s could not be cancelled: %s", reply.subject.request, error)
+
+    async def _send_events(self, send: Send) -> None:
+        reply = self._reply
+        await self._send_head(send, 200, "text/event-stream; charset=utf-8")
+        lines: EventLines | None = None
+        while not reply.left:
+            events = await reply.next()
+            if events:
+                if lines is None:
+                    lines = self._lines()
+                body = lines.render(events)
+            elif reply.refusal is not None:
+                body = error_event(reply.refusal)
+            else:
+                body = COMMENT if reply.comment_due else b""
+            ended = reply.refusal is not None or (
+                bool(events) and isinstance(events[-1], Complete | Broken)
+            )
+            if body or ended:
+                reply.sending()
+                await send({"type": "http.response.body", "body": body, "more_body": not ended})
+                reply.sent()
+            if ended:
+                return
+
+    def _lines(self) -> EventLines:
+        shape = self._reply.reply.shape
+        assert shape is not None  # events are handed over only when it is known
+        return EventLines(Chunks(self._reply.subject.request, shape))
+
+    async def _send_object(self, send: Send) -> None:
+        reply = self._reply
+        collected: Collected | None = None
+        while not reply.left:
+            events = await reply.next()
+            if events and collected is None:
+                shape = reply.reply.shape
+                assert shape is not None
+                collected = Collected(reply.subject.request, shape)
+            for event in events:
+                assert collected is not None
+                match event:
+                    case Shown():
+                        collected.add(event)
+                    case Complete():
+                        await self._send_json(send, 200, collected.answer(event))
+                        return
+                    case Broken(code, message):
+                        await self._send_refusal(send, refusal_of(code, message))
+                        return
+            if reply.refusal is not None:
+                await self._send_refusal(send, reply.refusal)
+                return
+            reply.comment_due = False
+
+    async def _send_refusal(self, send: Send, refusal: Refusal) -> None:
+        if refusal.retry_after_s is not None:
+            self._headers.append((b"retry-after", str(refusal.retry_after_s).encode()))
+        await self._send_json(send, refusal.status, refusal.body())
+
+    async def _send_json(self, send: Send, status: int, body: dict[str, Any]) -> None:
+        try:
+            content = msgspec.json.encode(body)
+        except (msgspec.MsgspecError, TypeError):
+            log.exception("%s: an answer that is no JSON", self._reply.subject.request)
+            status, content = 500, msgspec.json.encode(InternalError("Bad answer.").body())
+        self._headers.append((b"content-length", str(len(content)).encode()))
+        await self._send_head(send, status, "application/json")
+        await send({"type": "http.response.body", "body": content})
+
+    async def _send_head(self, send: Send, status: int, media_type: str) -> None:
+        headers = [
+            (b"content-type", media_type.encode()),
+            (b"cache-control", b"no-store"),
+            # nginx would hold the stream back to fill its buffers.
+            (b"x-accel-buffering", b"no"),
+            *self._headers,
+        ]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def _watch(receive: Receive, reply: OpenReply) -> None:
+    """Wait until the client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    reply.leave()
