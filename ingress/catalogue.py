@@ -1,0 +1,88 @@
+"""The models that can be asked for: each card with the means to render its prompts."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace import topology
+from headrace.bus import BrokerAway, BrokerRefused, Bus
+from headrace.registry import Registry, load_files
+from ingress.prompt import Prompter, UnusableFiles
+from schemas import subjects
+from schemas.errors import ModelNotFound
+from schemas.model import ModelCard
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A served model."""
+
+    card: ModelCard
+    prompter: Prompter
+
+
+class Catalogue:
+    """Follows the registry of models; run `follow` as a task."""
+
+    def __init__(self, bus: Bus, *, clock: Callable[[], float]) -> None:
+        self._bus = bus
+        self._models: dict[str, Model] = {}
+        self._changed = asyncio.Event()
+        self._registry = Registry(
+            bus,
+            subjects.MODELS,
+            ModelCard,
+            ttl_s=topology.MODEL_TTL_S,
+            clock=clock,
+            on_change=self._changed.set,
+        )
+
+    def find(self, name: str) -> Model:
+        """Return a model. Raises ModelNotFound."""
+        model = self._models.get(name)
+        if model is None:
+            raise ModelNotFound(f"The model '{name[:100]}' does not exist.", param="model")
+        return model
+
+    def cards(self) -> list[ModelCard]:
+        """Return all cards, by name."""
+        return [self._models[name].card for name in sorted(self._models)]
+
+    async def start(self) -> None:
+        """Read the registry and load what it names. Raises BrokerAway and BrokerRefused."""
+        await self._registry.start()
+        await self._load()
+
+    async def follow(self) -> None:
+        """Load models as they come, forget them as they go; for ever."""
+        while True:
+            self._registry.tick()
+            try:
+                async with asyncio.timeout(topology.HEARTBEAT_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+            self._changed.clear()
+            await self._load()
+
+    async def _load(self) -> None:
+        cards = self._registry.entries
+        for name in self._models.keys() - cards.keys():
+            log.info("model %s is no longer served", name)
+            del self._models[name]
+        for name, card in cards.items():
+            known = self._models.get(name)
+            if known is not None and known.card.files == card.files:
+                self._models[name] = Model(card, known.prompter)
+                continue
+            try:
+                files = await load_files(self._bus, card)
+                prompter = await asyncio.to_thread(Prompter, files)
+            except (BrokerAway, BrokerRefused, UnusableFiles) as error:
+                log.warning("model %s cannot be served: %s", name, error)
+                continue
+            self._models[name] = Model(card, prompter)
+            log.info("model %s: context %d", name, card.max_model_len)

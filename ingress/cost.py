@@ -1,0 +1,44 @@
+"""What a request may use. Rule: cost = prompt tokens + the most tokens it can make."""
+
+from typing import NamedTuple
+
+from schemas.errors import ContextLengthExceeded, InvalidRequest
+
+
+class Cost(NamedTuple):
+    """Tokens of the prompt, and at most so many tokens of each choice."""
+
+    prompt_tokens: int
+    output_tokens: int
+    choices: int
+
+    @property
+    def total_tokens(self) -> int:
+        """What is reserved for the request."""
+        return self.prompt_tokens + self.output_tokens * self.choices
+
+
+def cost_of(
+    *, prompt_tokens: int, asked_tokens: int | None, choices: int, max_model_len: int, param: str
+) -> Cost:
+    """Return a request's cost; without a bound of its own it may fill the model's context.
+
+    `param` names the field that holds the prompt. Raises InvalidRequest for an empty prompt and
+    ContextLengthExceeded.
+    """
+    if prompt_tokens == 0:
+        raise InvalidRequest("The prompt is empty.", param=param)
+    room = max_model_len - prompt_tokens
+    if room < 1:
+        raise ContextLengthExceeded(
+            f"The prompt is {prompt_tokens} tokens long; this model's context is"
+            f" {max_model_len} tokens, of which at least one is the answer's.",
+            param=param,
+        )
+    if asked_tokens is not None and asked_tokens > room:
+        raise ContextLengthExceeded(
+            f"The prompt's {prompt_tokens} tokens and {asked_tokens} more are over this model's"
+            f" context of {max_model_len}.",
+            param="max_tokens",
+        )
+    return Cost(prompt_tokens, room if asked_tokens is None else asked_tokens, choices)

@@ -1,0 +1,41 @@
+"""How one POST gets its stream. A handoff is chosen at start; routes know this protocol alone.
+
+`inline`: the streamer is in this process. `redirect` and `accel` hand the client to a streamer
+elsewhere.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from starlette.types import Receive, Scope, Send
+
+
+class Answer(Protocol):
+    """An ASGI response."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> Any: ...
+
+
+class Expected(Protocol):
+    """A streamer that expects a reply, before its request is in the queue."""
+
+    @property
+    def streamer(self) -> str:
+        """The streamer's name, as in the reply's subject."""
+        ...
+
+    def answer(self, *, stream: bool, headers: Mapping[str, str]) -> Answer:
+        """Return the client's answer, after the request was accepted."""
+        ...
+
+    def drop(self) -> None:
+        """Expect nothing any more: the request was refused."""
+        ...
+
+
+class Handoff(Protocol):
+    """Chooses the streamer of a request."""
+
+    def expect(self, *, tenant: str, request: str, deadline_s: float) -> Expected:
+        """Have a streamer expect the reply. Raises a Refusal when none can."""
+        ...
