@@ -1,0 +1,125 @@
+"""The one door to uvicorn: ASGI apps on sockets of ours, several in one event loop."""
+
+import asyncio
+import contextlib
+import math
+import socket
+from collections.abc import Iterator
+from typing import Final
+
+import uvicorn
+from starlette.types import ASGIApp
+
+BACKLOG: Final = 2048
+KEEP_ALIVE_S: Final = 75
+"""Longer than the 60 s after which common proxies and SDKs drop an idle connection: the side
+that closes first should not be the one that a request is on its way to."""
+MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
+
+
+class CannotListen(Exception):
+    """The address cannot be served on."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket; port 0 takes a free one. Raises CannotListen."""
+    try:
+        [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise CannotListen(f"{host} is no address to serve on: {error.strerror}") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Accepted connections inherit it; without it delayed ACKs cost 40 ms on a first token.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise CannotListen(f"port {port} on {host} cannot be used: {error.strerror}") from error
+    listener.setblocking(False)
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers, and with an event for "it serves"."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.serving = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.serving.set()
+
+
+class Serving:
+    """An app that is being served. Made by `serve`."""
+
+    def __init__(self, server: _Server, listener: socket.socket) -> None:
+        self._server = server
+        address = listener.getsockname()
+        self.host: str = address[0]
+        self.port: int = address[1]
+        self._task = asyncio.create_task(
+            server.serve(sockets=[listener]), name=f"http on port {self.port}"
+        )
+
+    @property
+    def url(self) -> str:
+        """Where the app is served, without a path."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+    @property
+    def connections(self) -> int:
+        """How many client connections are open."""
+        return len(self._server.server_state.connections)
+
+    async def wait(self) -> None:
+        """Last as long as the server; raise what it raises."""
+        await asyncio.shield(self._task)
+
+    def stop_accepting(self) -> None:
+        """Take no further connections; those that are open live on."""
+        for server in self._server.servers:
+            server.close()
+
+    async def close(self, *, grace_s: float = 0.0) -> None:
+        """Stop accepting, let running requests end for at most `grace_s`, then cut them."""
+        self._server.config.timeout_graceful_shutdown = math.ceil(grace_s)
+        self._server.should_exit = True
+        await self._task
+
+
+async def serve(app: ASGIApp, *, host: str, port: int) -> Serving:
+    """Serve an app and return once it accepts connections. Raises CannotListen."""
+    listener = listen(host, port)
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="websockets-sansio",
+        ws_max_size=MESSAGE_BYTES_MAX,
+        ws_per_message_deflate=False,
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        log_level="warning",
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+    )
+    server = _Server(config)
+    serving = Serving(server, listener)
+    ready = asyncio.create_task(server.serving.wait())
+    await asyncio.wait([ready, serving._task], return_when=asyncio.FIRST_COMPLETED)
+    if not ready.done():
+        ready.cancel()
+        serving._task.result()  # raises why it ended
+    return serving

@@ -1,0 +1,306 @@
+"""Where settings come from: a flag, else `HEADRACE_*`, else headrace.toml, else the default.
+
+Rule: click decides the order; this file only says what there is. A node's settings are a frozen
+dataclass whose fields are annotated with the option types below; `command` turns it into a command
+line. Top-level keys of headrace.toml are the flags' names with underscores; a key that no node
+knows is an error.
+"""
+
+import hashlib
+import inspect
+import json
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
+
+import typer
+
+CONFIG_NAME: Final = "headrace.toml"
+DATA_DIR: Final = Path(".headrace")
+DEFAULT_TENANT: Final = "default"
+TABLES: Final = frozenset({"keys"})
+"""The tables of headrace.toml; everything else at its top level is an option."""
+PLAIN: Final[dict[str, Any]] = {
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+    "rich_markup_mode": None,
+}
+"""typer without boxes and colours: an error is a line that can be read in a log."""
+
+_KNOWN: Final[set[str]] = set()
+
+
+class BadSetting(typer.BadParameter):
+    """A setting names nothing that exists, or has a value that cannot be used."""
+
+
+def _option(flag: str, help_: str, **more: Any) -> Any:
+    name = flag.replace("-", "_")
+    _KNOWN.add(name)
+    return typer.Option(f"--{flag}", envvar=f"HEADRACE_{name.upper()}", help=help_, **more)
+
+
+# Values
+
+
+@dataclass(frozen=True, slots=True)
+class JsonObject:
+    """A JSON object given as an option, or as a table in headrace.toml."""
+
+    text: str = "{}"
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The object's members."""
+        members: dict[str, Any] = json.loads(self.text)
+        return members
+
+    @staticmethod
+    def parse(raw: "str | Mapping[str, Any] | JsonObject") -> "JsonObject":
+        """Read an object. Raises BadSetting when it is none."""
+        if isinstance(raw, JsonObject):
+            return raw
+        if isinstance(raw, Mapping):
+            return JsonObject(json.dumps(raw))
+        try:
+            members = json.loads(raw)
+        except ValueError as error:
+            raise BadSetting(f"{raw!r} is no JSON: {error}") from error
+        if not isinstance(members, dict):
+            raise BadSetting(f'{raw!r} is no JSON object, such as {{"name": 1}}')
+        return JsonObject(raw)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key that clients may show: the tenant it speaks for, and its SHA-256 in hexadecimal."""
+
+    tenant: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKeys:
+    """All keys that are configured. None at all means that the node serves loopback only."""
+
+    keys: tuple[ApiKey, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.keys)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """What headrace.toml says: options by name, and the keys. Without a path it says nothing."""
+
+    path: Path | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    keys: ApiKeys = ApiKeys()
+
+
+def load_config(raw: "str | Path | ConfigFile") -> ConfigFile:
+    """Read headrace.toml; without a name, the one in the working directory if there is one.
+
+    Raises BadSetting for a file that cannot be read and for keys that nothing knows.
+    """
+    if isinstance(raw, ConfigFile):
+        if raw.path is not None or not Path(CONFIG_NAME).is_file():
+            return raw
+        raw = CONFIG_NAME
+    path = Path(raw).absolute()
+    try:
+        document = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadSetting(f"{path} cannot be read: {error}") from error
+    options = {name: value for name, value in document.items() if name not in TABLES}
+    for name in options:
+        if name not in _KNOWN or name == "config":
+            raise BadSetting(f"{path}: {name!r} is no setting{_did_you_mean(name)}")
+    return ConfigFile(path, options, ApiKeys(_keys(document.get("keys", []), path)))
+
+
+def _did_you_mean(name: str) -> str:
+    near = get_close_matches(name, sorted(_KNOWN | TABLES), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _keys(raw: object, path: Path) -> tuple[ApiKey, ...]:
+    if not isinstance(raw, list) or not all(isinstance(table, dict) for table in raw):
+        raise BadSetting(f"{path}: keys are tables: write [[keys]]")
+    found = []
+    for table in raw:
+        for name in table.keys() - {"tenant", "sha256"}:
+            raise BadSetting(f"{path}: {name!r} in [[keys]] is no setting; tenant and sha256 are")
+        tenant, digest = table.get("tenant"), table.get("sha256")
+        if not isinstance(tenant, str) or not tenant:
+            raise BadSetting(f"{path}: each of [[keys]] needs a tenant")
+        if not isinstance(digest, str) or not _is_sha256(digest):
+            raise BadSetting(f"{path}: the key of tenant {tenant!r} needs sha256: 64 hex digits")
+        found.append(ApiKey(tenant, digest.lower()))
+    return tuple(found)
+
+
+def _is_sha256(text: str) -> bool:
+    return len(text) == 64 and set(text.lower()) <= set("0123456789abcdef")
+
+
+def api_keys(config: ConfigFile, environ: Mapping[str, str] = os.environ) -> ApiKeys:
+    """Return the keys of headrace.toml and, for the default tenant, `HEADRACE_API_KEY`.
+
+    The key itself has no flag: command lines can be read by every user of the machine.
+    """
+    secret = environ.get("HEADRACE_API_KEY", "")
+    if not secret:
+        return config.keys
+    own = ApiKey(DEFAULT_TENANT, hashlib.sha256(secret.encode()).hexdigest())
+    return ApiKeys((own, *config.keys.keys))
+
+
+# Options
+
+
+class EngineKind(StrEnum):
+    """What runs the model."""
+
+    SIM = "sim"
+    VLLM = "vllm"
+
+
+def _use_config(ctx: typer.Context, config: ConfigFile) -> ConfigFile:
+    ctx.default_map = dict(config.options)
+    return config
+
+
+Config = Annotated[
+    ConfigFile,
+    _option(
+        "config",
+        f"Settings file. Without it, {CONFIG_NAME} in the working directory.",
+        parser=load_config,
+        callback=_use_config,
+        is_eager=True,
+        metavar="FILE",
+        show_default=False,
+    ),
+]
+NatsUrl = Annotated[str, _option("nats-url", "NATS server; the URL may carry credentials.")]
+OptionalNatsUrl = Annotated[
+    str | None, _option("nats-url", "NATS server; without it, the one of the data dir.")
+]
+NatsCreds = Annotated[Path | None, _option("nats-creds", "NATS credentials file.", dir_okay=False)]
+NatsCa = Annotated[Path | None, _option("nats-ca", "CA file for NATS over TLS.", dir_okay=False)]
+AdminHost = Annotated[str, _option("admin-host", "Address of /healthz, /readyz and /metrics.")]
+AdminPort = Annotated[int, _option("admin-port", "Their port; 0 takes a free one.", min=0)]
+GraceS = Annotated[float, _option("grace-s", "Seconds to drain before the end.", min=0.0)]
+Name = Annotated[str | None, _option("name", "Name of this process among its peers.")]
+Host = Annotated[str, _option("host", "Address to serve clients on.")]
+Port = Annotated[int, _option("port", "Port to serve clients on; 0 takes a free one.", min=0)]
+Engine = Annotated[EngineKind, _option("engine", "What runs the model.")]
+Model = Annotated[str | None, _option("model", "Model to run: a name or a directory.")]
+ServedModelName = Annotated[
+    str | None, _option("served-model-name", "Name that clients give the model.")
+]
+EngineArgs = Annotated[
+    JsonObject,
+    _option(
+        "engine-args",
+        """Engine arguments of vLLM, such as '{"tensor_parallel_size": 8}'.""",
+        parser=JsonObject.parse,
+        metavar="JSON",
+        show_default=False,
+    ),
+]
+Sim = Annotated[
+    JsonObject,
+    _option(
+        "sim",
+        "Time model of the simulated engine.",
+        parser=JsonObject.parse,
+        metavar="JSON",
+        show_default=False,
+    ),
+]
+Workers = Annotated[int, _option("workers", "How many workers to run.", min=0)]
+DataDir = Annotated[Path, _option("data-dir", "Where all state is kept.", file_okay=False)]
+OptionalDataDir = Annotated[
+    Path | None, _option("data-dir", "Where the system's state is kept.", file_okay=False)
+]
+PublishCard = Annotated[
+    bool,
+    typer.Option(
+        "--publish-card", help="Publish the model's card and tokenizer, print its name, and end."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+# What nodes share
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSettings:
+    """What every tier needs."""
+
+    nats_url: NatsUrl = "nats://127.0.0.1:4222"
+    nats_creds: NatsCreds = None
+    nats_ca: NatsCa = None
+    admin_host: AdminHost = "127.0.0.1"
+    admin_port: AdminPort = 0
+    grace_s: GraceS = 10.0
+    name: Name = None
+    config: Config = ConfigFile()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListenSettings:
+    """Where clients are served."""
+
+    host: Host = "127.0.0.1"
+    port: Port = 8000
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """Which engine runs which model."""
+
+    engine: Engine = EngineKind.SIM
+    model: Model = None
+    served_model_name: ServedModelName = None
+    engine_args: EngineArgs = JsonObject()
+    sim: Sim = JsonObject()
+
+
+S = TypeVar("S")
+
+
+def taking(kind: type[S], run: Callable[[S], None]) -> Callable[..., None]:
+    """Return a function for typer whose parameters are the fields of the dataclass `kind`.
+
+    It calls `run` with the value; a ValueError that the dataclass raises is a wrong setting.
+    """
+
+    def command(**values: Any) -> None:
+        try:
+            settings = kind(**values)
+        except ValueError as error:
+            raise BadSetting(str(error)) from error
+        run(settings)
+
+    signature = inspect.signature(kind, eval_str=True)
+    # typer reads both; a dataclass's own signature returns None and names no type parameters.
+    command.__signature__ = signature  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+    command.__doc__ = run.__doc__
+    return command
+
+
+def command(kind: type[S], run: Callable[[S], None]) -> typer.Typer:
+    """Return the command line of a node: `command(WorkerSettings, main)()` in `__main__`."""
+    app = typer.Typer(**PLAIN)
+    app.command()(taking(kind, run))
+    return app

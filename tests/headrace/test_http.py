@@ -1,0 +1,89 @@
+"""Facts about serving: ports, several servers in a loop, and two ways to stop."""
+
+import asyncio
+import socket
+
+import httpx
+import pytest
+import uvloop
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from headrace.http import CannotListen, Serving, listen, serve
+from tests.waiting import until
+
+
+def app(text: str, gate: asyncio.Event | None = None) -> Starlette:
+    async def answer(_: Request) -> PlainTextResponse:
+        if gate is not None:
+            await gate.wait()
+        return PlainTextResponse(text)
+
+    return Starlette(routes=[Route("/", answer)])
+
+
+async def at(text: str, gate: asyncio.Event | None = None) -> Serving:
+    return await serve(app(text, gate), host="127.0.0.1", port=0)
+
+
+def test_two_servers_share_a_loop_and_know_their_ports() -> None:
+    async def scenario() -> None:
+        one, two = await at("one"), await at("two")
+        async with httpx.AsyncClient() as client:
+            assert (await client.get(one.url)).text == "one"
+            assert (await client.get(two.url)).text == "two"
+            assert (one.connections, two.connections) == (1, 1)
+        await asyncio.gather(one.close(), two.close())
+
+    uvloop.run(scenario())
+
+
+def test_a_port_in_use_is_refused_with_its_number() -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(CannotListen, match=f"port {port} on 127.0.0.1 cannot be used"):
+            listen("127.0.0.1", port)
+
+
+def test_an_address_of_no_machine_is_refused() -> None:
+    with pytest.raises(CannotListen, match="cannot be used"):
+        listen("203.0.113.1", 0)
+
+
+def test_listeners_send_small_writes_at_once() -> None:
+    with listen("127.0.0.1", 0) as listener:
+        assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_after_stop_accepting_open_connections_live_and_new_ones_are_refused() -> None:
+    async def scenario() -> None:
+        gate = asyncio.Event()
+        serving = await at("late", gate)
+        async with httpx.AsyncClient() as client, httpx.AsyncClient() as other:
+            request = asyncio.create_task(client.get(serving.url))
+            await until(lambda: serving.connections)
+            serving.stop_accepting()
+            with pytest.raises(httpx.ConnectError):
+                await other.get(serving.url)
+            closing = asyncio.create_task(serving.close(grace_s=5))
+            gate.set()
+            assert (await request).text == "late"
+            await closing
+
+    uvloop.run(scenario())
+
+
+def test_close_cuts_what_outlasts_the_grace() -> None:
+    async def scenario() -> None:
+        serving = await at("never", asyncio.Event())
+        async with httpx.AsyncClient() as client:
+            request = asyncio.create_task(client.get(serving.url))
+            await until(lambda: serving.connections)
+            async with asyncio.timeout(5):
+                await serving.close(grace_s=0)
+                with pytest.raises(httpx.HTTPError):
+                    (await request).raise_for_status()
+
+    uvloop.run(scenario())
