@@ -61,8 +61,11 @@ class Mailbox:
         if self._open.pop(reply.subject.request, None) is not None:
             self.tokens += reply.tokens
 
-    def interrupt(self) -> None:
-        """End every stream with an error that says it can be resumed: this node stops."""
+    async def drain(self, *, grace_s: float) -> None:
+        """Let open replies end for `grace_s`; end the rest with an error that can be resumed."""
+        end_s = time.monotonic() + grace_s
+        while self._open and time.monotonic() < end_s:
+            await asyncio.sleep(TICK_S)
         for reply in list(self._open.values()):
             reply.refuse(StreamInterrupted("This node is stopping; resume the stream elsewhere."))
 
