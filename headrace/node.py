@@ -10,7 +10,7 @@ from starlette.routing import BaseRoute
 from headrace.bus import Bus, BusSettings, connect
 from headrace.http import Serving, serve
 from headrace.settings import NodeSettings
-from headrace.telemetry import Reading, Readiness, admin_app, registry_of
+from headrace.telemetry import Readiness, Reading, admin_app, registry_of
 
 
 def bus_settings(settings: NodeSettings) -> BusSettings:

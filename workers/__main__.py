@@ -15,7 +15,7 @@ from headrace.bus import BrokerAway, BrokerRefused, connection
 from headrace.lifecycle import log_to_stdout, running_tasks
 from headrace.node import Stopped, admin_port, broker, bus_settings
 from headrace.settings import EngineSettings, NodeSettings, PublishCard, command
-from headrace.telemetry import Reading, Readiness
+from headrace.telemetry import Readiness, Reading
 from schemas.model import ModelCard
 from workers.engine import Engine
 from workers.engine_sim import SimulatedEngine
@@ -45,9 +45,7 @@ def run(settings: WorkerSettings) -> None:
 
 async def _publish(settings: WorkerSettings, source: ModelSource) -> int:
     try:
-        async with connection(
-            bus_settings(settings), name="card", timeout_s=CARD_TIMEOUT_S
-        ) as bus:
+        async with connection(bus_settings(settings), name="card", timeout_s=CARD_TIMEOUT_S) as bus:
             await registry.publish_card(bus, source.card, source.files)
     except (BrokerAway, BrokerRefused) as error:
         print(f"the card of {source.card.name} was not published: {error}", file=sys.stderr)

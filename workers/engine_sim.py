@@ -77,6 +77,10 @@ class SimulatedEngine:
         """Begin to run, after the time that the time model has for it."""
         await asyncio.sleep(self._time_model.startup_s)
         self._loop = asyncio.get_running_loop()
+        return self.card()
+
+    def card(self) -> ModelCard:
+        """Return the model's card; an engine need not run for it."""
         return ModelCard(
             name=self._name,
             created_s=int(time.time()),
