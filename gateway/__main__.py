@@ -15,10 +15,10 @@ from headrace.lifecycle import log_to_stdout, running_tasks
 from headrace.node import Stopped, admin_port, broker, unique
 from headrace.settings import BadSetting, ListenSettings, NodeSettings, api_keys, command
 from headrace.telemetry import Readiness, admin_routes, registry_of
+from ingress.admit import Ingress
 from ingress.app import application
 from ingress.auth import Gate, is_loopback
 from ingress.catalogue import Catalogue
-from ingress.routes import Ingress
 from ingress.telemetry import readings as ingress_readings
 from streamer.mailbox import Mailbox
 from streamer.telemetry import readings as streamer_readings
@@ -57,13 +57,7 @@ async def _serve(
     mailbox = Mailbox(bus, name)
     catalogue = Catalogue(bus, clock=time.monotonic)
     threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="prompt")
-    ingress = Ingress(
-        bus,
-        gate=gate,
-        catalogue=catalogue,
-        handoff=Inline(bus, mailbox),
-        threads=threads,
-    )
+    ingress = Ingress(bus, gate=gate, catalogue=catalogue, threads=threads)
 
     def readiness() -> Readiness:
         detail = {"broker": bus.connected, "models": [card.name for card in catalogue.cards()]}
@@ -75,7 +69,7 @@ async def _serve(
     await catalogue.start()
     readings = [*ingress_readings(ingress), *streamer_readings(mailbox)]
     operator_routes = admin_routes(readiness, registry_of("gateway", readings))
-    app = application(ingress, operator_routes)
+    app = application(ingress, Inline(bus, mailbox), operator_routes)
     serving = await serve(app, host=settings.host, port=settings.port)
     async with admin_port(settings, "gateway", readiness, readings), running_tasks() as tasks:
         tasks.start("models", catalogue.follow())
