@@ -13,11 +13,11 @@ from headrace.bus import Bus
 from headrace.http import serve
 from headrace.lifecycle import log_to_stdout, running_tasks
 from headrace.node import Stopped, admin_port, broker, unique
-from headrace.settings import BadSetting, ListenSettings, NodeSettings, api_keys, command
+from headrace.settings import ListenSettings, NodeSettings, api_keys, command
 from headrace.telemetry import Readiness, admin_routes, registry_of
 from ingress.admit import Ingress
 from ingress.app import application
-from ingress.auth import Gate, is_loopback
+from ingress.auth import Gate, guard_address
 from ingress.catalogue import Catalogue
 from ingress.telemetry import readings as ingress_readings
 from streamer.mailbox import Mailbox
@@ -33,11 +33,7 @@ def run(settings: GatewaySettings) -> None:
     """Run a gateway: admit requests, and stream their replies."""
     log_to_stdout(settings.name or "gateway")
     gate = Gate((key.tenant, key.sha256) for key in api_keys(settings.config).keys)
-    if gate.keyless and not is_loopback(settings.host):
-        raise BadSetting(
-            f"without keys only this machine may be served, and {settings.host} is more than that:"
-            " set HEADRACE_API_KEY, or [[keys]] in headrace.toml"
-        )
+    guard_address(gate, settings.host)
     sys.exit(lifecycle.run(lambda stop: _main(settings, gate, stop)))
 
 

@@ -200,6 +200,10 @@ GraceS = Annotated[float, _option("grace-s", "Seconds to drain before the end.",
 Name = Annotated[str | None, _option("name", "Name of this process among its peers.")]
 Host = Annotated[str, _option("host", "Address to serve clients on.")]
 Port = Annotated[int, _option("port", "Port to serve clients on; 0 takes a free one.", min=0)]
+PublicUrl = Annotated[
+    str | None,
+    _option("public-url", "URL at which clients reach this streamer; without it, its address."),
+]
 Engine = Annotated[EngineKind, _option("engine", "What runs the model.")]
 Model = Annotated[str | None, _option("model", "Model to run: a name or a directory.")]
 ServedModelName = Annotated[

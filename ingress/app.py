@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route
 
+from headrace.answers import EXCEPTION_HANDLERS
 from ingress.admit import Ingress
 from ingress.handoff import Handoff
-from ingress.routes import Generate, models, on_fault, on_http_error, on_refusal
-from schemas.errors import Refusal
+from ingress.routes import Generate, models
 
 
 def application(ingress: Ingress, handoff: Handoff, extra: Sequence[BaseRoute] = ()) -> Starlette:
@@ -22,9 +21,5 @@ def application(ingress: Ingress, handoff: Handoff, extra: Sequence[BaseRoute] =
             Route("/v1/models", models(ingress), methods=["GET"]),
             *extra,
         ],
-        exception_handlers={
-            Refusal: on_refusal,
-            HTTPException: on_http_error,
-            Exception: on_fault,
-        },
+        exception_handlers=EXCEPTION_HANDLERS,
     )

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
+from headrace.settings import DEFAULT_TENANT, BadSetting
 from schemas.errors import Forbidden, InvalidApiKey
 
-DEFAULT_TENANT: Final = "default"
 KEY_BYTES_MAX: Final = 512
 
 
@@ -55,6 +55,15 @@ class Gate:
         if tenant is None:
             raise InvalidApiKey("Incorrect API key provided.")
         return Caller(tenant)
+
+
+def guard_address(gate: Gate, host: str) -> None:
+    """Refuse to serve other machines without keys. Raises BadSetting."""
+    if gate.keyless and not is_loopback(host):
+        raise BadSetting(
+            f"without keys only this machine may be served, and {host} is more than that:"
+            " set HEADRACE_API_KEY, or [[keys]] in headrace.toml"
+        )
 
 
 def _bearer(value: bytes) -> bytes:

@@ -2,23 +2,15 @@
 
 from typing import Any, Final
 
-import msgspec
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from headrace.answers import as_json, refused
 from ingress.admit import Ingress, Origin, deadline_of, parse
 from ingress.handoff import Answer, Handoff
-from schemas.errors import (
-    InternalError,
-    InvalidRequest,
-    MethodNotAllowed,
-    NotFound,
-    Refusal,
-    RequestTooLarge,
-)
+from schemas.errors import InvalidRequest, Refusal, RequestTooLarge
 from schemas.subjects import new_request_id
 
 BODY_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -85,26 +77,6 @@ def _too_large() -> RequestTooLarge:
     return RequestTooLarge(f"The body is over the limit of {BODY_BYTES_MAX} bytes.")
 
 
-def refused(refusal: Refusal, request: str | None = None) -> Response:
-    """Return the answer that a refusal gets."""
-    headers = {"x-request-id": request or new_request_id()}
-    if refusal.retry_after_s is not None:
-        headers["retry-after"] = str(refusal.retry_after_s)
-    if refusal.status == 401:
-        headers["www-authenticate"] = "Bearer"
-    return as_json(refusal.body(), status=refusal.status, headers=headers)
-
-
-def as_json(body: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Return a JSON answer."""
-    return Response(
-        msgspec.json.encode(body),
-        status_code=status,
-        headers=headers,
-        media_type="application/json",
-    )
-
-
 def models(ingress: Ingress) -> Any:
     """Return the handler of `GET /v1/models`."""
 
@@ -125,29 +97,3 @@ def models(ingress: Ingress) -> Any:
         )
 
     return handle
-
-
-async def on_refusal(_request: Request, error: Exception) -> Response:
-    """Answer a Refusal that a handler raised."""
-    assert isinstance(error, Refusal)
-    return refused(error)
-
-
-async def on_http_error(request: Request, error: Exception) -> Response:
-    """Answer what the router refuses, in the API's own shape."""
-    assert isinstance(error, HTTPException)
-    what = f"{request.method} {request.url.path[:200]}"
-    if error.status_code == 405:
-        answer = refused(MethodNotAllowed(f"{what} is not allowed."))
-    elif error.status_code == 404:
-        answer = refused(NotFound(f"{what} does not exist."))
-    else:
-        answer = refused(InvalidRequest(error.detail))
-    for name, value in (error.headers or {}).items():
-        answer.headers[name] = value
-    return answer
-
-
-async def on_fault(_request: Request, _error: Exception) -> Response:
-    """Answer our own fault; the server's log says what it was."""
-    return refused(InternalError("The server failed; the fault is ours."))

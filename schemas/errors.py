@@ -57,7 +57,7 @@ class InvalidApiKey(Refusal):
 
 
 class Forbidden(Refusal):
-    """A browser page of another origin asked a node that has no keys."""
+    """The request may not be made from there, or shows a ticket that was not signed here."""
 
     status = 403
     type = "invalid_request_error"
@@ -84,6 +84,14 @@ class MethodNotAllowed(Refusal):
     status = 405
     type = "invalid_request_error"
     code = "method_not_allowed"
+
+
+class Gone(Refusal):
+    """What was here is not any more."""
+
+    status = 410
+    type = "invalid_request_error"
+    code = "gone"
 
 
 class RequestTooLarge(Refusal):
@@ -118,6 +126,15 @@ class NoWorkers(Refusal):
     status = 503
     type = "service_unavailable_error"
     code = "no_workers"
+    retryable = True
+
+
+class NoStreamers(Refusal):
+    """No streamer is alive to carry the answer."""
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "no_streamers"
     retryable = True
 
 

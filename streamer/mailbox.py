@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from typing import Final
 
 from headrace.bus import Bus, Message
@@ -29,6 +30,7 @@ class Mailbox:
         self.tokens = 0
         self._bus = bus
         self._open: dict[str, OpenReply] = {}
+        self.unexpected: Callable[[Message], None] = lambda message: None
         self._empty = asyncio.Event()
 
     @property
@@ -43,7 +45,9 @@ class Mailbox:
 
     async def _message(self, message: Message) -> None:
         reply = self._open.get(message.subject.rpartition(".")[2])
-        if reply is not None:
+        if reply is None:
+            self.unexpected(message)
+        else:
             reply.frame(message.data)
 
     async def _reconnected(self) -> None:
