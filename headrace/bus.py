@@ -141,6 +141,10 @@ class Bus:
         """Have `call` awaited, as a task of its own, after each reconnect."""
         self._on_reconnect.append(call)
 
+    def new_inbox(self) -> str:
+        """Return a fresh subject for answers; subjects below it are free too."""
+        return str(self._client.new_inbox())
+
     async def publish(self, subject: str, data: bytes, *, reply: str = "") -> None:
         """Publish without asking for an acknowledgement. Raises BrokerAway."""
         if not self._client.is_connected:

@@ -67,7 +67,7 @@ class Serving:
         for server in self._server.servers:
             server.close()
 
-    async def close(self, *, grace_s: float = 0.0) -> None:
+    async def close(self, *, grace_s: float = 1.0) -> None:
         """Stop accepting, let running requests end for at most `grace_s`, then cut them."""
         self._server.config.timeout_graceful_shutdown = math.ceil(grace_s)
         self._server.should_exit = True

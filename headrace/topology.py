@@ -4,12 +4,17 @@ nothing, and applying never deletes.
 Key-value buckets and the object store are streams in the layouts of NATS' ADR-8 and ADR-20.
 """
 
+import asyncio
+import contextlib
+import logging
 from dataclasses import dataclass
 from typing import Any, Final
 
-from headrace.bus import BrokerRefused, Bus
+from headrace.bus import BrokerAway, BrokerRefused, Bus
 from schemas import subjects
 from schemas.subjects import Lane
+
+log = logging.getLogger(__name__)
 
 NANOSECONDS: Final = 1_000_000_000
 _GIB: Final = 1024**3
@@ -22,6 +27,7 @@ ENTRY_TTL_S: Final = 4
 MODEL_TTL_S: Final = 15
 RESPONSE_TTL_S: Final = 24 * 3600
 DEDUPE_WINDOW_S: Final = 120
+RETRY_S: Final = 1.0
 
 if REPLIES_MAX_AGE_S - 60 < DEADLINE_S_MAX:  # a generation must not outlive its own log
     raise RuntimeError("the longest deadline must end a minute before REPLIES forgets")
@@ -160,6 +166,19 @@ async def _apply_stream(bus: Bus, config: dict[str, Any]) -> None:
         if error.code != _STREAM_EXISTS:
             raise
         await bus.api(f"STREAM.UPDATE.{name}", config)
+
+
+async def wait_applied(bus: Bus, stop: asyncio.Event) -> None:
+    """Return once the streams are there, or when told to stop: tiers may start before them."""
+    while not stop.is_set():
+        try:
+            await bus.api(f"STREAM.INFO.OBJ_{subjects.BLOBS}")  # the last one that is applied
+            return
+        except (BrokerAway, BrokerRefused) as error:
+            log.warning("waiting for `headrace topology apply`: %s", error)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RETRY_S):
+                await stop.wait()
 
 
 async def apply_model(bus: Bus, model: str, *, partitions: int, replicas: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""Puts a request into the queue. Rule: it is accepted when the broker has said so, and only then."""
+"""Puts a request into the queue. Rule: it is accepted once the broker has said so, not before."""
 
 import logging
 import math

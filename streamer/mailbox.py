@@ -4,6 +4,7 @@ One subscription for all: a subscription per reply would cost the broker a route
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from typing import Final
@@ -28,6 +29,7 @@ class Mailbox:
         self.tokens = 0
         self._bus = bus
         self._open: dict[str, OpenReply] = {}
+        self._empty = asyncio.Event()
 
     @property
     def open_count(self) -> int:
@@ -60,9 +62,17 @@ class Mailbox:
         """Forget a reply."""
         if self._open.pop(reply.subject.request, None) is not None:
             self.tokens += reply.tokens
+            if not self._open:
+                self._empty.set()
 
-    def interrupt(self) -> None:
-        """End every stream with an error that says it can be resumed: this node stops."""
+    async def drain(self, *, grace_s: float) -> None:
+        """Let open replies end for `grace_s`; end the rest with an error that can be resumed."""
+        self._empty.clear()
+        if not self._open:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._empty.wait()
         for reply in list(self._open.values()):
             reply.refuse(StreamInterrupted("This node is stopping; resume the stream elsewhere."))
 

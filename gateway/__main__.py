@@ -1,0 +1,85 @@
+"""`python -m gateway`: serves clients, with the streamer in the same process."""
+
+import asyncio
+import os
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from gateway.inline import Inline
+from headrace import lifecycle, topology
+from headrace.bus import Bus
+from headrace.http import serve
+from headrace.lifecycle import log_to_stdout, running_tasks
+from headrace.node import Stopped, admin_port, broker, unique
+from headrace.settings import BadSetting, ListenSettings, NodeSettings, api_keys, command
+from headrace.telemetry import Readiness, admin_routes, registry_of
+from ingress.admit import Ingress
+from ingress.app import application
+from ingress.auth import Gate, is_loopback
+from ingress.catalogue import Catalogue
+from ingress.telemetry import readings as ingress_readings
+from streamer.mailbox import Mailbox
+from streamer.telemetry import readings as streamer_readings
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewaySettings(NodeSettings, ListenSettings):
+    """A gateway's settings."""
+
+
+def run(settings: GatewaySettings) -> None:
+    """Run a gateway: admit requests, and stream their replies."""
+    log_to_stdout(settings.name or "gateway")
+    gate = Gate((key.tenant, key.sha256) for key in api_keys(settings.config).keys)
+    if gate.keyless and not is_loopback(settings.host):
+        raise BadSetting(
+            f"without keys only this machine may be served, and {settings.host} is more than that:"
+            " set HEADRACE_API_KEY, or [[keys]] in headrace.toml"
+        )
+    sys.exit(lifecycle.run(lambda stop: _main(settings, gate, stop)))
+
+
+async def _main(settings: GatewaySettings, gate: Gate, stop: asyncio.Event) -> None:
+    name = unique(settings.name or "gateway")
+    try:
+        async with broker(settings, name=name, stop=stop) as bus:
+            await topology.wait_applied(bus, stop)
+            await _serve(settings, gate, name, bus, stop)
+    except Stopped:
+        return
+
+
+async def _serve(
+    settings: GatewaySettings, gate: Gate, name: str, bus: Bus, stop: asyncio.Event
+) -> None:
+    mailbox = Mailbox(bus, name)
+    catalogue = Catalogue(bus, clock=time.monotonic)
+    threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="prompt")
+    ingress = Ingress(bus, gate=gate, catalogue=catalogue, threads=threads)
+
+    def readiness() -> Readiness:
+        detail = {"broker": bus.connected, "models": [card.name for card in catalogue.cards()]}
+        if ingress.draining:
+            return Readiness("draining", detail)
+        return Readiness("ready" if bus.connected else "starting", detail)
+
+    await mailbox.start()
+    await catalogue.start()
+    readings = [*ingress_readings(ingress), *streamer_readings(mailbox)]
+    operator_routes = admin_routes(readiness, registry_of("gateway", readings))
+    app = application(ingress, Inline(bus, mailbox), operator_routes)
+    serving = await serve(app, host=settings.host, port=settings.port)
+    async with admin_port(settings, "gateway", readiness, readings), running_tasks() as tasks:
+        tasks.start("models", catalogue.follow())
+        tasks.start("replies", mailbox.tick_forever())
+        await stop.wait()
+        ingress.draining = True
+        await mailbox.drain(grace_s=settings.grace_s)
+        await serving.close(grace_s=1.0)
+    threads.shutdown(wait=False)
+
+
+if __name__ == "__main__":
+    command(GatewaySettings, run)()

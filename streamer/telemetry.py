@@ -1,0 +1,13 @@
+"""The numbers of a streamer."""
+
+from headrace.telemetry import Reading
+from streamer.mailbox import Mailbox
+
+
+def readings(mailbox: Mailbox) -> list[Reading]:
+    """Return what /metrics shows."""
+    return [
+        Reading("replies_open", "Replies with a client.", lambda: mailbox.open_count),
+        Reading("replies_opened", "Replies begun.", lambda: mailbox.opened, "counter"),
+        Reading("reply_events", "Events sent.", lambda: mailbox.tokens, "counter"),
+    ]

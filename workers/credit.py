@@ -1,0 +1,157 @@
+"""How much to ask for, of which partition, and how urgently.
+
+Rule: outstanding pulls + held requests ≤ slots + `OVERCOMMIT`. A worker pulls its own partitions
+at priority 0, several requests each; the others one by one at priority 1 to 9, by its load; lane
+`batch` only while half of its slots are free. With less room than partitions the rest rotates, by
+short pulls. Pure: no clock, no broker.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from schemas.subjects import Lane
+
+OVERCOMMIT: Final = 4
+OWN_CREDIT: Final = 8
+PULL_S: Final = 1.0
+ROTATING_PULL_S: Final = 0.1
+LOST_AFTER_S: Final = 0.5
+FOREIGN_PAUSE_S: Final = 0.005
+FOREIGN_PRIORITY: Final = 1
+LOWEST_PRIORITY: Final = 9
+BATCH_LOAD_MAX: Final = 0.5
+
+
+class Place(NamedTuple):
+    """A lane of a partition: what one consumer serves."""
+
+    lane: Lane
+    partition: int
+
+
+class Pull(NamedTuple):
+    """A request for messages; `token` comes back with its status."""
+
+    token: str
+    place: Place
+    batch: int
+    priority: int
+    expires_s: float
+
+
+@dataclass(slots=True)
+class _Outstanding:
+    place: Place
+    remaining: int
+    lost_s: float
+
+
+class Credits:
+    """Pulls on their way, and what to ask for next."""
+
+    def __init__(self, *, slots: int, partitions: int) -> None:
+        self.owned: frozenset[int] = frozenset()
+        self._slots = slots
+        self._partitions = partitions
+        self._pulls: dict[str, _Outstanding] = {}
+        self._at: dict[Place, int] = {}
+        self._not_before_s: dict[Place, float] = {}
+        self._tokens = itertools.count()
+        self._turn = 0
+
+    @property
+    def outstanding(self) -> int:
+        """How many requests the broker may still hand over."""
+        return sum(self._at.values())
+
+    def plan(self, *, held: int, now_s: float) -> list[Pull]:
+        """Return the pulls to send now, and note them as sent."""
+        self._forget_lost(now_s)
+        room = self._slots + OVERCOMMIT - held - self.outstanding
+        if room <= 0:
+            return []
+        load = min(1.0, held / self._slots)
+        places = list(self._places(load))
+        # Each partition in turn gets the first of what little room there is.
+        scarce = self._slots + OVERCOMMIT - held < len(places)
+        credit = 1 if scarce else OWN_CREDIT
+        expires_s = ROTATING_PULL_S if scarce else PULL_S
+        pulls = []
+        for place in places:
+            if room <= 0:
+                break
+            own = place.partition in self.owned
+            batch = self._wanted(place, credit if own else 1, now_s)
+            batch = min(batch, room)
+            if batch <= 0:
+                continue
+            priority = 0 if own else _priority(load)
+            pulls.append(self._sent(place, batch, priority, expires_s, now_s))
+            room -= batch
+        return pulls
+
+    def _places(self, load: float) -> Iterator[Place]:
+        self._turn += 1
+        order = [(self._turn + i) % self._partitions for i in range(self._partitions)]
+        order.sort(key=lambda partition: partition not in self.owned)
+        for partition in order:
+            yield Place("online", partition)
+        if load < BATCH_LOAD_MAX:
+            for partition in order:
+                yield Place("batch", partition)
+
+    def _wanted(self, place: Place, credit: int, now_s: float) -> int:
+        if now_s < self._not_before_s.get(place, 0.0):
+            return 0
+        there = self._at.get(place, 0)
+        # Topped up in halves: a pull per delivered request would be as many messages again.
+        return credit - there if there <= credit // 2 else 0
+
+    def _sent(
+        self, place: Place, batch: int, priority: int, expires_s: float, now_s: float
+    ) -> Pull:
+        token = f"{next(self._tokens):x}"
+        self._pulls[token] = _Outstanding(place, batch, now_s + expires_s + LOST_AFTER_S)
+        self._at[place] = self._at.get(place, 0) + batch
+        return Pull(token, place, batch, priority, expires_s)
+
+    def delivered(self, place: Place, *, now_s: float) -> None:
+        """Note a delivery: it used up one of the oldest pull at its place."""
+        if place.partition not in self.owned:
+            # A few milliseconds for the owner to take the next one of this prefix.
+            self._not_before_s[place] = now_s + FOREIGN_PAUSE_S
+        for token, pull in self._pulls.items():
+            if pull.place == place:
+                self._use(token, pull, 1)
+                return
+
+    def ended(self, token: str) -> Place | None:
+        """Note that the broker closed a pull; return where, None if it was used up before."""
+        pull = self._pulls.get(token)
+        if pull is None:
+            return None
+        self._use(token, pull, pull.remaining)
+        return pull.place
+
+    def reset(self) -> None:
+        """Forget all pulls: the broker does not know them any more."""
+        self._pulls.clear()
+        self._at.clear()
+
+    def _forget_lost(self, now_s: float) -> None:
+        # A restarted broker, or a stream made anew, drops pulls without a word.
+        for token, pull in list(self._pulls.items()):
+            if pull.lost_s < now_s:
+                self._use(token, pull, pull.remaining)
+
+    def _use(self, token: str, pull: _Outstanding, count: int) -> None:
+        pull.remaining -= count
+        self._at[pull.place] -= count
+        if pull.remaining <= 0:
+            del self._pulls[token]
+
+
+def _priority(load: float) -> int:
+    return min(LOWEST_PRIORITY, FOREIGN_PRIORITY + int(load * (LOWEST_PRIORITY - 1)))

@@ -1,0 +1,229 @@
+"""One request while it runs: its frames go out in order, the log numbers its attempt, one terminal
+frame ends it.
+
+Every 32nd frame is a checkpoint: it asks for an acknowledgement and repeats what was not yet
+acknowledged, so one acknowledged message makes the log complete. An acknowledgement proves its own
+message only.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from headrace.bus import BrokerAway, BrokerRefused, Bus, Message, stored
+from schemas.life import State, step
+from schemas.wire import (
+    Envelope,
+    Failed,
+    Finished,
+    Keepalive,
+    Piece,
+    Started,
+    Tokens,
+    Usage,
+    encode_frame,
+    span,
+)
+from workers.engine import Engine, EngineFailed, EngineRefused, Finish, Work
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT_FRAMES: Final = 32
+KEEPALIVE_S: Final = 5.0
+RETRY_S: Final = 0.25
+TERMINAL_TIMEOUT_S: Final = 60.0
+_WRONG_LAST_SEQUENCE: Final = 10071
+
+
+class AlreadyStarted(Exception):
+    """The log holds frames of this request: it was delivered before."""
+
+
+class Lost(Exception):
+    """The terminal frame could not be stored; the request is left to be delivered again."""
+
+
+class Generation:
+    """A request that this worker runs."""
+
+    def __init__(self, bus: Bus, envelope: Envelope, *, worker: str, ack: str) -> None:
+        self.envelope = envelope
+        self.ack = ack
+        self.state = State.DELIVERED
+        self.tokens = 0
+        self._bus = bus
+        self._worker = worker
+        self._attempt = 0
+        self._seq = 0
+        self._unacked: list[Piece] = []
+        self._unacked_seq = 0
+        self._frames = 0
+        self._checkpoint: asyncio.Future[Message] | None = None
+        self._sent_s = time.monotonic()
+        self._running: asyncio.Task[Finish] | None = None
+        self._cancelled = False
+        self._first_s: float | None = None
+
+    async def claim(self, *, first: bool) -> None:
+        """Publish `started`: the log's sequence for it is the attempt's number.
+
+        `first` demands that nothing is in the log. Raises AlreadyStarted, BrokerAway,
+        BrokerRefused.
+        """
+        frame = Started(0, self._worker, 0, self.envelope.shape)
+        headers = {"Nats-Expected-Last-Subject-Sequence": "0"} if first else None
+        try:
+            ack = await self._bus.store(self.envelope.reply, encode_frame(frame), headers=headers)
+        except BrokerRefused as error:
+            if error.code == _WRONG_LAST_SEQUENCE:
+                raise AlreadyStarted from None
+            raise
+        self._attempt = ack.seq
+        self.state = step(self.state, State.GENERATING)
+
+    async def run(self, engine: Engine) -> None:
+        """Run a claimed request to its terminal frame. Raises EngineDied and Lost."""
+        started_s = time.monotonic()
+        work = Work(
+            request=self.envelope.request,
+            prompt=self.envelope.tokens,
+            sampling=self.envelope.sampling,
+            cache_salt=self.envelope.cache_salt,
+            sim=self.envelope.sim,
+        )
+        self._running = asyncio.create_task(engine.generate(work, self._emit), name="generate")
+        if self._cancelled:
+            self._running.cancel()
+        try:
+            async with asyncio.timeout(max(0.0, self.envelope.deadline_s - time.time())):
+                finish = await self._running
+        except TimeoutError:
+            await self._fail("deadline_exceeded", "The request's deadline has passed.")
+        except asyncio.CancelledError:
+            if not self._cancelled:
+                raise
+            await self._fail("request_cancelled", "The request was cancelled.")
+        except EngineRefused as error:
+            await self._fail("engine_error", f"The engine refuses this request: {error}")
+        except EngineFailed as error:
+            await self._fail("engine_error", str(error))
+        else:
+            now_s = time.monotonic()
+            timings = {"total_ms": (now_s - started_s) * 1e3}
+            if self._first_s is not None:
+                timings["first_token_ms"] = (self._first_s - started_s) * 1e3
+            self.state = step(self.state, State.FINISHED)
+            pieces = tuple(self._unacked)
+            await self._terminate(
+                Finished(
+                    self._attempt,
+                    self._unacked_seq,
+                    pieces,
+                    finish.reasons,
+                    finish.usage,
+                    timings,
+                )
+            )
+
+    def cancel(self) -> None:
+        """Stop at once; the terminal frame will say that it was cancelled."""
+        self._cancelled = True
+        if self._running is not None:
+            self._running.cancel()
+
+    async def fail(self, code: str, message: str) -> None:
+        """End a request that does not run with an error. Raises Lost."""
+        await self._fail(code, message)
+
+    async def republish(self) -> None:
+        """Send again what no acknowledgement covers: the connection was broken."""
+        if self._unacked:
+            await self._send_checkpoint()
+
+    async def keep_alive(self, *, now_s: float) -> None:
+        """Say that the attempt lives, where nothing else did for a while."""
+        self._sent_s = self._sent_s or now_s
+        if self.state is State.GENERATING and now_s - self._sent_s > KEEPALIVE_S:
+            self._sent_s = now_s
+            frame = Keepalive(self._attempt, self._seq - 1)
+            await self._bus.publish(self.envelope.reply, encode_frame(frame))
+
+    async def _emit(self, pieces: Sequence[Piece]) -> None:
+        seq = self._seq
+        for piece in pieces:
+            self._seq += len(piece.tokens)
+        self._unacked.extend(pieces)
+        self._frames += 1
+        if self._first_s is None:
+            self._first_s = time.monotonic()
+        if self._frames % CHECKPOINT_FRAMES == 0:
+            await self._send_checkpoint()
+            return
+        self._sent_s = 0.0  # the next look sets it: a clock read per token would cost more
+        try:
+            await self._bus.publish(
+                self.envelope.reply, encode_frame(Tokens(self._attempt, seq, tuple(pieces)))
+            )
+        except BrokerAway:
+            return  # kept among the unacknowledged, and sent again when the broker is back
+
+    async def _send_checkpoint(self) -> None:
+        """Publish all that is not acknowledged, and ask for an acknowledgement."""
+        if self._checkpoint is not None and not self._checkpoint.done():
+            self._checkpoint.cancel()  # the new one covers what it covered
+        pieces = tuple(self._unacked)
+        frame = Tokens(self._attempt, self._unacked_seq, pieces)
+        try:
+            answer = await self._bus.store_soon(self.envelope.reply, encode_frame(frame))
+        except BrokerAway:
+            return
+        self._checkpoint = answer
+        end = self._unacked_seq + span(pieces)
+        answer.add_done_callback(lambda done: self._acked(done, end))
+
+    def _acked(self, answer: "asyncio.Future[Message]", end: int) -> None:
+        if answer.cancelled():
+            return
+        try:
+            stored(answer)
+        except (BrokerAway, BrokerRefused) as error:
+            log.info("%s: a checkpoint was not stored: %s", self.envelope.request, error)
+            return
+        dropped = 0
+        seq = self._unacked_seq
+        for piece in self._unacked:
+            if seq >= end:
+                break
+            seq += len(piece.tokens)
+            dropped += 1
+        del self._unacked[:dropped]
+        self._unacked_seq = seq
+
+    async def _fail(self, code: str, message: str) -> None:
+        state = {
+            "deadline_exceeded": State.EXPIRED,
+            "request_cancelled": State.CANCELLED,
+        }.get(code, State.FAILED)
+        self.state = step(self.state, state)
+        usage = Usage(len(self.envelope.prompt) // 4, self._seq, 0)
+        pieces = tuple(self._unacked)
+        await self._terminate(
+            Failed(self._attempt, self._unacked_seq, pieces, code, message, usage)
+        )
+
+    async def _terminate(self, frame: Finished | Failed) -> None:
+        """Store the terminal frame; try until it is stored or time is up (then Lost)."""
+        self.tokens = self._seq
+        data = encode_frame(frame)
+        give_up_s = time.monotonic() + TERMINAL_TIMEOUT_S
+        while True:
+            try:
+                await self._bus.store(self.envelope.reply, data)
+                return
+            except (BrokerAway, BrokerRefused) as error:
+                if time.monotonic() > give_up_s:
+                    raise Lost(str(error)) from error
+                log.info("%s: the end was not stored: %s", self.envelope.request, error)
+            await asyncio.sleep(RETRY_S)

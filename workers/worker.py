@@ -1,0 +1,245 @@
+"""A worker's requests: which it holds, how each ends, what it does when told to stop."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from headrace import registry, topology
+from headrace.bus import BrokerAway, BrokerRefused, Bus, Message
+from headrace.registry import Registry
+from schemas import subjects
+from schemas.life import State
+from schemas.model import ModelCard, WorkerEntry
+from schemas.subjects import RequestSubject
+from schemas.wire import BadEnvelope, decode_envelope
+from workers.cancels import Tombstones
+from workers.engine import Engine, EngineDied
+from workers.generation import AlreadyStarted, Generation, Lost
+from workers.intake import Intake
+from workers.lease import Leases
+from workers.ownership import owned
+from workers.recovery import History, HoldsQuestion, is_held, read_history
+
+log = logging.getLogger(__name__)
+
+ACK: Final = b"+ACK"
+NAK: Final = b"-NAK"
+TERM: Final = b"+TERM"
+
+
+class Worker:
+    """Runs one engine's share of the queue."""
+
+    def __init__(
+        self, bus: Bus, engine: Engine, card: ModelCard, leases: Leases, *, name: str
+    ) -> None:
+        self.name = name
+        self.draining = False
+        self.finished = 0
+        self.failed = 0
+        self.tokens = 0
+        self.dead: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._bus = bus
+        self._engine = engine
+        self._card = card
+        self._leases = leases
+        self._held: dict[str, Generation] = {}
+        self._tombstones = Tombstones()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._peers = Registry(
+            bus,
+            subjects.WORKERS,
+            WorkerEntry,
+            ttl_s=topology.ENTRY_TTL_S,
+            clock=time.monotonic,
+        )
+        self.intake = Intake(
+            bus, card, slots=engine.slots, held=lambda: len(self._held), deliver=self._deliver
+        )
+
+    @property
+    def held(self) -> int:
+        """How many requests this worker has taken and not yet ended."""
+        return len(self._held)
+
+    async def start(self) -> None:
+        """Listen to peers, cancels and questions, then begin to pull. Raises BrokerAway."""
+        await self._peers.start()
+        await self._bus.subscribe(subjects.CANCEL_SIGNALS, self._cancel_signal)
+        await self._bus.subscribe(subjects.worker_holds(self.name), self._holds)
+        self._bus.on_reconnect(self._reconnected)
+        await self.announce()
+        await self.intake.start()
+
+    async def announce(self) -> None:
+        """Say that we live, and settle which partitions are ours."""
+        load = self._engine.load()
+        entry = WorkerEntry(
+            name=self.name,
+            model=self._card.name,
+            slots=self._engine.slots,
+            running=load.running,
+            waiting=len(self._held) - load.running,
+            draining=self.draining,
+        )
+        await registry.announce(self._bus, subjects.WORKERS, self.name, entry)
+        self.intake.credits.owned = owned(
+            self.name, self._rivals(self._peers.entries), partitions=self._card.partitions
+        )
+
+    def _rivals(self, peers: Mapping[str, WorkerEntry]) -> list[str]:
+        return [
+            name
+            for name, peer in peers.items()
+            if peer.model == self._card.name and not peer.draining
+        ]
+
+    async def beat_forever(self) -> None:
+        """Once a second: heartbeat, keepalives, and forgetting."""
+        while True:
+            await asyncio.sleep(topology.HEARTBEAT_S)
+            now_s = time.monotonic()
+            self._leases.alive()
+            self._peers.tick()
+            self._tombstones.prune(now_s=now_s)
+            with contextlib.suppress(BrokerAway):
+                await self.announce()
+                for generation in list(self._held.values()):
+                    await generation.keep_alive(now_s=now_s)
+
+    async def watch_engine(self) -> None:
+        """Last as long as the engine. Raises EngineDied."""
+        await self.dead
+
+    async def drain(self, *, grace_s: float) -> None:
+        """Pull no more, let what runs end for `grace_s`, then give the rest back."""
+        self.draining = True
+        self.intake.stop()
+        with contextlib.suppress(BrokerAway):
+            await self.announce()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._idle.wait()
+        for generation in list(self._held.values()):
+            log.info("%s: given back", generation.envelope.request)
+            self._leases.release(generation.envelope.request)
+            with contextlib.suppress(BrokerAway):
+                await self._bus.publish(generation.ack, NAK)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with contextlib.suppress(BrokerAway, BrokerRefused):
+            await registry.withdraw(self._bus, subjects.WORKERS, self.name)
+
+    async def _deliver(self, subject: RequestSubject, message: Message) -> None:
+        held = self._held.get(subject.request)
+        if held is not None:
+            # Our own, delivered again after an outage: go on under the new ack subject.
+            self._adopt(held, message.reply)
+            return
+        try:
+            envelope = decode_envelope(message.data)
+        except BadEnvelope as error:
+            log.error("%s cannot be read and is dropped: %s", subject.request, error)
+            await self._bus.publish(message.reply, TERM)
+            return
+        generation = Generation(self._bus, envelope, worker=self.name, ack=message.reply)
+        self._held[subject.request] = generation
+        self._idle.clear()
+        self._leases.hold(subject.request, message.reply)
+        task = asyncio.create_task(self._run(generation), name=subject.request)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _adopt(self, generation: Generation, ack: str) -> None:
+        generation.ack = ack
+        self._leases.hold(generation.envelope.request, ack)
+
+    async def _run(self, generation: Generation) -> None:
+        """Run one delivered request to its end; the outermost frame of its task."""
+        request = generation.envelope.request
+        done = False
+        try:
+            done = await self._run_claimed(generation)
+        except EngineDied as error:
+            log.error("the engine died: %s", error)
+            if not self.dead.done():
+                self.dead.set_exception(error)
+        except (BrokerAway, BrokerRefused, Lost) as error:
+            log.warning("%s is left to be delivered again: %s", request, error)
+        except Exception:
+            log.exception("%s failed here; it is left to be delivered again", request)
+        finally:
+            self._release(generation)
+        if done:
+            with contextlib.suppress(BrokerAway):  # delivered again, it is found ended in the log
+                await self._bus.publish(generation.ack, ACK)
+
+    def _release(self, generation: Generation) -> None:
+        request = generation.envelope.request
+        self._held.pop(request, None)
+        self._leases.release(request)
+        self.tokens += generation.tokens
+        self.finished += generation.state is State.FINISHED
+        self.failed += generation.state in (State.FAILED, State.EXPIRED, State.CANCELLED)
+        if not self._held:
+            self._idle.set()
+        self.intake.room_changed()
+
+    async def _run_claimed(self, generation: Generation) -> bool:
+        """Run a request unless it has ended or is another's; return whether it has ended."""
+        if self._is_cancelled(generation):
+            generation.cancel()
+        try:
+            await generation.claim(first=True)
+        except AlreadyStarted:
+            history = await read_history(self._bus, generation.envelope.reply)
+            if history.ended:
+                return True
+            if await self._is_anothers(generation, history):
+                return False
+            await generation.claim(first=False)
+            if history.tokens:
+                await generation.fail("worker_lost", "The worker that ran this request is gone.")
+                return True
+        if self._is_cancelled(generation):
+            generation.cancel()
+        await generation.run(self._engine)
+        return True
+
+    async def _is_anothers(self, generation: Generation, history: History) -> bool:
+        """Ask the last holder, if that was not us, whether it holds the request still."""
+        holder = history.holder
+        if holder is None or holder == self.name:
+            return False
+        request = generation.envelope.request
+        return await is_held(self._bus, holder, request=request, ack=generation.ack)
+
+    def _is_cancelled(self, generation: Generation) -> bool:
+        return self._tombstones.has(generation.envelope.request, now_s=time.monotonic())
+
+    async def _cancel_signal(self, message: Message) -> None:
+        request = message.subject.rpartition(".")[2]
+        self._tombstones.add(request, now_s=time.monotonic())
+        generation = self._held.get(request)
+        if generation is not None:
+            generation.cancel()
+
+    async def _holds(self, message: Message) -> None:
+        question = msgspec.json.decode(message.data, type=HoldsQuestion)
+        generation = self._held.get(question.request)
+        if generation is not None and generation.ack != question.ack:
+            self._adopt(generation, question.ack)
+        answer = b"no" if generation is None else b"yes"
+        await self._bus.publish(message.reply, answer)
+
+    async def _reconnected(self) -> None:
+        for generation in list(self._held.values()):
+            await generation.republish()
