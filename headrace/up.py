@@ -77,6 +77,9 @@ def run(wanted: UpSettings) -> int:
             if ended := data_dir.end_leftovers():
                 log.warning("ended what a killed up had left running: %s", ", ".join(ended))
             return _run(wanted, data_dir)
+    except BrokerAway as error:
+        print(f"headrace: the broker is away: {error}", file=sys.stderr)
+        return 2
     except (*_REFUSALS, OSError) as error:
         print(f"headrace: {error}", file=sys.stderr)
         return 1
@@ -105,14 +108,14 @@ def _run(wanted: UpSettings, data_dir: DataDir) -> int:
     status = lifecycle.run(main, at_once=system.kill)
     data_dir.forget()
     if refused:
-        raise Refused(_first(refused[0]))
+        raise _first(refused[0])
     return status
 
 
-def _first(error: BaseException) -> str:
+def _first(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return str(error)
+    return error
 
 
 async def _until(stop: asyncio.Event, work: Awaitable[None]) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -17,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from headrace import registry
+from headrace import broker, registry
 from headrace.bus import BusSettings, connection
-from headrace.datadir import started_s
+from headrace.datadir import DataDir, started_s
 from headrace.sockets import claim_port, listen
 from headrace.up import curl
 from tests.waiting import until
@@ -36,7 +37,7 @@ def flag(name):
     return sys.argv[sys.argv.index(name) + 1]
 
 async def publish():
-    from headrace import registry
+    from headrace import broker, registry
     from headrace.bus import BusSettings, connection
     from schemas.model import ModelCard
     async with connection(BusSettings(url=os.environ["HEADRACE_NATS_URL"]), name="card") as bus:
@@ -256,6 +257,29 @@ def test_a_model_that_cannot_be_published_is_a_refusal_that_leaves_nothing(
         "headrace: the model cannot be published: status 1, reason above"
     )
     assert not (tmp_path / "data" / "run.json").exists()
+
+
+def test_up_uses_a_broker_of_others_under_names_that_are_its_own(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    (tmp_path / "theirs").mkdir()
+    theirs = broker.prepare(DataDir(tmp_path / "theirs"))
+
+    async def scenario() -> None:
+        server = await asyncio.create_subprocess_exec(*theirs.argv)
+        try:
+            async with up(tmp_path, environ, "--nats-url", theirs.url) as system:
+                assert system.line("NATS: ") == f"NATS: {theirs.url}"
+                assert list(system.ps()) == ["gateway", "worker-1"]
+                await until(lambda: all(map(system.ready, system.ps())))
+            [worker] = [line for line in system.lines if line.endswith("-worker-1 drains")]
+            assert worker.startswith(f"{socket.gethostname()}-")
+            assert server.returncode is None
+        finally:
+            server.terminate()
+            await server.wait()
+
+    asyncio.run(scenario())
 
 
 def test_an_open_address_without_keys_is_refused_before_anything_starts(
