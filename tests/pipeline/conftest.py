@@ -7,6 +7,7 @@ import asyncio
 import re
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,7 @@ def _apply(nats_url: str) -> None:
     asyncio.run(apply())
 
 
-def _worker(name: str, nats_url: str, folder: Path, *args: str) -> Node:
+def worker(name: str, nats_url: str, folder: Path, *args: str) -> Node:
     port = free_port()
     process = node(
         "workers",
@@ -114,31 +115,33 @@ def _worker(name: str, nats_url: str, folder: Path, *args: str) -> Node:
 @pytest.fixture(scope="session")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     folder = tmp_path_factory.mktemp("pipeline")
-    nats = NatsServer(folder)
-    nats.start()
-    nodes: list[Node] = []
-    try:
+    with ExitStack() as cleanup:
+        nats = NatsServer(folder)
+        cleanup.callback(nats.stop)
+        nats.start()
         _apply(nats.url)
+
+        def running(each: Node) -> Node:
+            cleanup.callback(each.process.stop)
+            return each
+
         one = '{"max_num_seqs": 1}'
-        tiny = ("--served-model-name", "tiny", "--engine-args", one)
-        nodes += [_worker(name, nats.url, folder) for name in ("worker-0", "worker-1")]
-        nodes.append(_worker("tiny-0", nats.url, folder, *tiny))
+        workers = [running(worker(f"worker-{n}", nats.url, folder)) for n in range(2)]
+        size = ("--served-model-name", "tiny", "--engine-args", one)
+        tiny = running(worker("tiny-0", nats.url, folder, *size))
         port, admin_port = free_port(), free_port()
         args = ("--nats-url", nats.url, "--port", str(port), "--admin-port", str(admin_port))
         process = node("gateway", *args, log=folder / "gateway.log")
-        nodes.append(Node("gateway", process, f"http://127.0.0.1:{admin_port}"))
-        for each in nodes:
+        gateway = running(Node("gateway", process, f"http://127.0.0.1:{admin_port}"))
+        for each in (*workers, tiny, gateway):
             wait_ready(each.process, each.admin_url)
         url = f"http://127.0.0.1:{port}"
-        wait_for(lambda: _models(url) == ["sim", "tiny"], within_s=15, what="both models")
-        yield System(url, nats.url, nodes[3], tuple(nodes[:2]), nodes[2])
-        for each in nodes:
+        wait_for(lambda: models_at(url) == ["sim", "tiny"], within_s=15, what="both models")
+        found = System(url, nats.url, gateway, tuple(workers), tiny)
+        yield found
+        for each in found.nodes:
             assert each.process.alive, f"{each.name} ended:\n{each.process.said()[-4000:]}"
-    finally:
-        for each in reversed(nodes):
-            each.process.stop()
-        nats.stop()
 
 
-def _models(url: str) -> list[str]:
+def models_at(url: str) -> list[str]:
     return [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]]

@@ -57,7 +57,7 @@ def test_the_official_sdk_streams_a_completion(sdk: openai.OpenAI) -> None:
 
 def test_the_official_sdk_lists_the_models(sdk: openai.OpenAI) -> None:
     models = list(sdk.models.list())
-    assert [model.id for model in models] == ["sim", "tiny"]
+    assert [model.id for model in models][:2] == ["sim", "tiny"]
     assert models[0].model_extra is not None
     assert models[0].model_extra["max_model_len"] == 32768
 
