@@ -173,7 +173,7 @@ def decode_frame(data: bytes) -> Frame:
         raise
     except Exception as error:
         # msgpack and the constructors raise a dozen kinds; to a reader they are one.
-        raise BadFrame(str(error)) from error
+        raise BadFrame(str(error) or type(error).__name__) from error
 
 
 def _pieces(raw: Sequence[Sequence[Any]]) -> tuple[Piece, ...]:
