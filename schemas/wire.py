@@ -13,7 +13,7 @@ order of arrival: the token at seq s belongs to the highest attempt whose `resum
 
 from array import array
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgpack
 import msgspec
@@ -224,20 +224,24 @@ class HexPiece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hex: str
 
 
+Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=86_400_000)]
+Position = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
 class SimHook(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What a test asks of the simulated engine for one request.
 
-    `ttft_ms` and `itl_ms` replace the time model. `pieces` are the tokens to make. `fail_at`,
+    `ttft_ms` and `itl_ms` replace the time model; no clock takes more than a day. `pieces` are the tokens to make. `fail_at`,
     `hang_at` and `exit_at` act before token k, from 0, in every attempt. `logprobs` belong to the
     pieces one by one.
     """
 
-    ttft_ms: float | None = None
-    itl_ms: float | None = None
+    ttft_ms: Milliseconds | None = None
+    itl_ms: Milliseconds | None = None
     pieces: tuple[str | HexPiece, ...] | None = None
-    fail_at: int | None = None
-    hang_at: int | None = None
-    exit_at: int | None = None
+    fail_at: Position | None = None
+    hang_at: Position | None = None
+    exit_at: Position | None = None
     finish_reason: str | None = None
     tool_calls: tuple[ToolCall, ...] | None = None
     logprobs: tuple[float | str, ...] | None = None
