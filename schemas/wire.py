@@ -231,7 +231,7 @@ Position = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 class SimHook(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What a test asks of the simulated engine for one request.
 
-    `ttft_ms` and `itl_ms` replace the time model; no clock takes more than a day. `pieces` are the tokens to make. `fail_at`,
+    `ttft_ms` and `itl_ms` replace the time model. `pieces` are the tokens to make. `fail_at`,
     `hang_at` and `exit_at` act before token k, from 0, in every attempt. `logprobs` belong to the
     pieces one by one.
     """
