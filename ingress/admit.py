@@ -91,7 +91,7 @@ class Ingress:
                 self._threads, model.prompter.chat, ask.messages, ask.tools
             )
         if ask.tokens is not None:
-            return ask.tokens
+            return model.prompter.tokens(ask.tokens)
         return await loop.run_in_executor(self._threads, model.prompter.text, ask.text)
 
 

@@ -63,6 +63,13 @@ class Prompter:
         """Return the token ids of a plain prompt, with what the model wants before it."""
         return list(self._tokenizer.encode(text, add_special_tokens=True).ids)
 
+    def tokens(self, tokens: Sequence[int]) -> list[int]:
+        """Return a prompt that is given as token ids. Raises InvalidRequest for unknown ones."""
+        size = self._tokenizer.get_vocab_size()
+        if tokens and max(tokens) >= size:
+            raise InvalidRequest(f"This model's token ids are below {size}.", param="prompt")
+        return list(tokens)
+
 
 def _template(files: Mapping[str, bytes], config: Mapping[str, Any]) -> jinja2.Template | None:
     source = files[TEMPLATE].decode() if TEMPLATE in files else config.get("chat_template")

@@ -48,6 +48,12 @@ class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
 
+class RefusedByEngine(InvalidRequest):
+    """The engine says that the request cannot be served as it is."""
+
+    code = "invalid_request"
+
+
 class InvalidApiKey(Refusal):
     """The request carries no key, or none that is known."""
 
@@ -210,6 +216,7 @@ REFUSALS: dict[str, type[Refusal]] = {
         InternalError,
         NoWorkers,
         QueueFull,
+        RefusedByEngine,
         RequestCancelled,
         StreamInterrupted,
         WorkerLost,

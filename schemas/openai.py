@@ -16,6 +16,7 @@ from schemas.wire import SimHook
 
 _INT64_MAX: Final = 2**63 - 1
 STOPS_MAX: Final = 4
+STOP_CHARACTERS_MAX: Final = 1024
 
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
@@ -23,7 +24,8 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=_INT64_MAX)]
 Tokens = Annotated[int, Meta(ge=1, le=_INT64_MAX)]
 Choices = Annotated[int, Meta(ge=1, le=128)]
-Stop = str | Annotated[list[str], Meta(max_length=STOPS_MAX)]
+StopText = Annotated[str, Meta(min_length=1, max_length=STOP_CHARACTERS_MAX)]
+Stop = StopText | Annotated[list[StopText], Meta(max_length=STOPS_MAX)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Bias = dict[str, Annotated[float, Meta(ge=-100, le=100)]]
 
@@ -147,6 +149,7 @@ _Request = TypeVar("_Request", bound=Generation)
 _chat = msgspec.json.Decoder(ChatRequest)
 _completion = msgspec.json.Decoder(CompletionRequest)
 _PATH: Final = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+_INDEX: Final = re.compile(r"(\[[^\]]*\])+$")
 _MISSING: Final = re.compile(r"missing required field `([^`]+)`")
 
 
@@ -194,7 +197,8 @@ def _decode(decoder: "msgspec.json.Decoder[_Request]", body: bytes) -> _Request:
         parts = [path[1]] if path and path[1] else []
         if missing := _MISSING.search(text):
             parts.append(missing[1])
-        param = ".".join(parts).removesuffix("[...]") or None
+        # A bad member of a list is reported as the list: "stop", not "stop[0]".
+        param = _INDEX.sub("", ".".join(parts)) or None
         said = _PATH.sub("", text)
         raise InvalidRequest(
             f"Invalid value for '{param}': {said}." if param else f"{said}.", param=param
@@ -208,8 +212,6 @@ def _decode(decoder: "msgspec.json.Decoder[_Request]", body: bytes) -> _Request:
 def _check_shared(request: Generation) -> None:
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("'stream_options' needs 'stream' to be true.", param="stream_options")
-    if any(not stop for stop in request.stops):
-        raise InvalidRequest("A stop string cannot be empty.", param="stop")
     if not request.model:
         raise InvalidRequest("'model' is empty.", param="model")
     for token in request.logit_bias or ():

@@ -41,7 +41,10 @@ def escape(name: str) -> str:
 def unescape(token: str) -> str:
     """Return the name that `escape` made `token` from. Raises ValueError for a foreign token."""
     head, *parts = token.encode().split(b"=")
-    return (head + b"".join(bytes([int(part[:2], 16)]) + part[2:] for part in parts)).decode()
+    name = (head + b"".join(bytes([int(part[:2], 16)]) + part[2:] for part in parts)).decode()
+    if escape(name) != token:
+        raise ValueError(f"not a name on the broker: {token}")
+    return name
 
 
 def new_request_id() -> str:

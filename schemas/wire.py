@@ -13,7 +13,7 @@ order of arrival: the token at seq s belongs to the highest attempt whose `resum
 
 from array import array
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgpack
 import msgspec
@@ -173,7 +173,7 @@ def decode_frame(data: bytes) -> Frame:
         raise
     except Exception as error:
         # msgpack and the constructors raise a dozen kinds; to a reader they are one.
-        raise BadFrame(str(error)) from error
+        raise BadFrame(str(error) or type(error).__name__) from error
 
 
 def _pieces(raw: Sequence[Sequence[Any]]) -> tuple[Piece, ...]:
@@ -224,6 +224,10 @@ class HexPiece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hex: str
 
 
+Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=86_400_000)]
+Position = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
 class SimHook(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What a test asks of the simulated engine for one request.
 
@@ -232,12 +236,12 @@ class SimHook(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     pieces one by one.
     """
 
-    ttft_ms: float | None = None
-    itl_ms: float | None = None
+    ttft_ms: Milliseconds | None = None
+    itl_ms: Milliseconds | None = None
     pieces: tuple[str | HexPiece, ...] | None = None
-    fail_at: int | None = None
-    hang_at: int | None = None
-    exit_at: int | None = None
+    fail_at: Position | None = None
+    hang_at: Position | None = None
+    exit_at: Position | None = None
     finish_reason: str | None = None
     tool_calls: tuple[ToolCall, ...] | None = None
     logprobs: tuple[float | str, ...] | None = None

@@ -1,0 +1,87 @@
+"""How the acceptance tests ask: bodies, whole streams, and what they said."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from tests.sse import Event, events_of
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+
+
+def chat(content: Any = "Say something.", **more: Any) -> dict[str, Any]:
+    """Return the body of a chat request to the model `sim`."""
+    return {"model": "sim", "messages": [{"role": "user", "content": content}]} | more
+
+
+def hook(*pieces: Any, **more: Any) -> dict[str, Any]:
+    """Return the hook that makes the engine say these pieces."""
+    return {"pieces": list(pieces)} | more
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A whole stream: its bytes and its events."""
+
+    request: str
+    raw: bytes
+
+    @property
+    def events(self) -> list[Event]:
+        return events_of(self.raw)
+
+    @property
+    def chunks(self) -> list[dict[str, Any]]:
+        """The JSON of every event but [DONE]."""
+        return [event.json for event in self.events if event.data != "[DONE]"]
+
+    def text(self, choice: int = 0) -> str:
+        """The content of a choice, of either endpoint."""
+        found = []
+        for chunk in self.chunks:
+            for part in chunk.get("choices", ()):
+                if part["index"] == choice:
+                    found.append(part.get("text") or part.get("delta", {}).get("content") or "")
+        return "".join(found)
+
+    def reasons(self) -> dict[int, str]:
+        """The finish reason of each choice; given once only."""
+        found: dict[int, str] = {}
+        for chunk in self.chunks:
+            for part in chunk.get("choices", ()):
+                if part["finish_reason"] is not None:
+                    assert part["index"] not in found
+                    found[part["index"]] = part["finish_reason"]
+        return found
+
+
+def stream(client: httpx.Client, body: dict[str, Any], path: str = CHAT) -> Streamed:
+    """Ask for a stream and read it to its end."""
+    with client.stream("POST", path, json=body | {"stream": True}) as answer:
+        raw = answer.read()
+        assert answer.status_code == 200, raw
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        return Streamed(answer.headers["x-request-id"], raw)
+
+
+def collect(client: httpx.Client, body: dict[str, Any], path: str = CHAT) -> dict[str, Any]:
+    """Ask for the whole answer at once."""
+    answer = client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def refusal(answer: httpx.Response) -> dict[str, Any]:
+    """Return the error of an answer, which is in the API's own shape."""
+    body = answer.json()
+    assert list(body) == ["error"], body
+    assert set(body["error"]) == {"message", "type", "param", "code"}, body
+    assert body["error"]["message"], body
+    assert body["error"]["type"], body
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-request-id"].startswith("req_")
+    error: dict[str, Any] = body["error"]
+    return error

@@ -1,0 +1,185 @@
+"""A client that leaves frees what it held, wherever its request stands."""
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from headrace.bus import BusSettings, connection
+from headrace.cancel import cancel
+from tests.pipeline.asking import CHAT, COMPLETIONS, chat, collect, hook, stream
+from tests.pipeline.conftest import System
+from tests.servers import wait_for
+
+LEAVES_WITHIN_S = 1.0
+
+
+@contextmanager
+def reading(system: System, body: dict[str, Any], *, events: int = 0) -> Iterator[str]:
+    """Hold a stream open, having read so many events; give its request id."""
+    with (
+        system.client() as client,
+        client.stream("POST", CHAT, json=body | {"stream": True}) as answer,
+    ):
+        seen = 0
+        if events:
+            for line in answer.iter_lines():
+                seen += line.startswith("data:")
+                if seen == events:
+                    break
+        yield answer.headers["x-request-id"]
+
+
+def test_leaving_before_the_first_token_aborts_within_a_second(system: System) -> None:
+    with reading(system, chat(sim=hook("a", ttft_ms=30_000))) as request:
+        wait_for(lambda: system.ledger(request)["starts"] == 1, within_s=3, what="a start")
+    aborted = {"starts": 1, "aborts": 1, "tokens": 0}
+    wait_for(lambda: system.ledger(request) == aborted, within_s=LEAVES_WITHIN_S, what="an abort")
+    begun_s = time.monotonic()
+    with system.client() as client:
+        collect(client, chat(sim=hook("b")))
+    assert time.monotonic() - begun_s < 1.0
+
+
+def test_leaving_after_token_3_of_500_makes_only_a_few_more(system: System) -> None:
+    pieces = [f"{number} " for number in range(500)]
+    with reading(system, chat(sim=hook(*pieces, itl_ms=20)), events=3) as request:
+        pass
+    wait_for(
+        lambda: system.ledger(request)["aborts"] == 1, within_s=LEAVES_WITHIN_S, what="an abort"
+    )
+    assert 3 <= system.ledger(request)["tokens"] < 60
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_leaving_an_unstreamed_request_aborts_it(system: System, path: str) -> None:
+    # Its id comes with the answer only, so the abort is seen in what the worker holds.
+    body = chat("x") if path == CHAT else {"model": "sim", "prompt": "x"}
+    body["sim"] = hook("a", ttft_ms=20_000)
+    with pytest.raises(httpx.ReadTimeout), system.client() as client:
+        client.post(path, json=body, timeout=0.7)
+    system.wait_at_rest(within_s=LEAVES_WITHIN_S)
+
+
+def test_leaving_while_waiting_takes_the_request_out_of_the_queue(system: System) -> None:
+    busy = chat(model="tiny", sim=hook("a", ttft_ms=3_000))
+    waits = chat(model="tiny", sim=hook("never"))
+    with reading(system, busy) as first:
+        wait_for(lambda: system.ledger(first)["starts"] == 1, within_s=3, what="a start")
+        with reading(system, waits) as second:
+            wait_for(lambda: system.queued() == 2, within_s=2, what="two in the queue")
+        wait_for(lambda: system.queued() == 1, within_s=LEAVES_WITHIN_S, what="one in the queue")
+        assert system.ledger(first) == {"starts": 1, "aborts": 0, "tokens": 0}
+        assert system.ledger(second)["tokens"] == 0
+        assert system.ledger(second)["starts"] == 0, "the engine was given it"
+    system.wait_at_rest()
+
+
+def test_requests_beyond_slots_and_overcommit_wait_and_leave_unseen_by_the_engine(
+    system: System,
+) -> None:
+    body = chat(model="tiny", stream=True, sim=hook("a", ttft_ms=30_000))
+
+    async def hold(count: int) -> list[str]:
+        async with httpx.AsyncClient(base_url=system.url, timeout=30) as client:
+            answers = [
+                await client.send(client.build_request("POST", CHAT, json=body), stream=True)
+                for _ in range(count)
+            ]
+            for answer in reversed(answers):
+                await answer.aclose()
+            return [answer.headers["x-request-id"] for answer in answers]
+
+    requests = asyncio.run(hold(12))
+    system.wait_at_rest()
+    assert sum(system.ledger(request)["starts"] for request in requests) <= 5
+    with system.client() as client:
+        assert stream(client, chat(model="tiny", sim=hook("next"))).text() == "next"
+
+
+def test_leaving_and_an_explicit_cancel_make_one_abort_and_no_stray_error(system: System) -> None:
+    async def cancel_it(request: str) -> None:
+        async with connection(BusSettings(system.nats_url), name="test", timeout_s=5) as bus:
+            await cancel(bus, tenant="default", request=request)
+
+    with reading(system, chat(sim=hook("a", ttft_ms=20_000))) as request:
+        wait_for(lambda: system.ledger(request)["starts"] == 1, within_s=3, what="a start")
+        canceller = threading.Thread(target=lambda: asyncio.run(cancel_it(request)))
+        canceller.start()
+    canceller.join()
+    wait_for(
+        lambda: system.ledger(request)["aborts"] == 1, within_s=LEAVES_WITHIN_S, what="an abort"
+    )
+    system.wait_at_rest()
+    assert system.ledger(request) == {"starts": 1, "aborts": 1, "tokens": 0}
+    logs = "".join(node.process.said() for node in system.nodes)
+    assert "Traceback" not in logs
+    assert "never retrieved" not in logs
+
+
+def test_a_cancelled_stream_ends_with_the_error_request_cancelled(system: System) -> None:
+    async def cancelled() -> list[str]:
+        async with (
+            connection(BusSettings(system.nats_url), name="test", timeout_s=5) as bus,
+            httpx.AsyncClient(base_url=system.url, timeout=10) as client,
+            client.stream(
+                "POST", CHAT, json=chat(stream=True, sim=hook("a", "b", itl_ms=9000, ttft_ms=0))
+            ) as answer,
+        ):
+            lines = []
+            async for line in answer.aiter_lines():
+                if not lines:
+                    request = answer.headers["x-request-id"]
+                    await cancel(bus, tenant="default", request=request)
+                lines.append(line)
+            return lines
+
+    lines = asyncio.run(cancelled())
+    assert '"code":"request_cancelled"' in lines[-2]
+    assert lines[-2].startswith('data: {"error":')
+    assert "data: [DONE]" not in lines
+
+
+def test_after_200_requests_that_end_in_every_way_all_gauges_are_0(system: System) -> None:
+    choose = random.Random(7)
+    kinds = [choose.choice(["whole", "leave", "fail", "hang", "refused"]) for _ in range(200)]
+
+    async def ask(client: httpx.AsyncClient, number: int, kind: str) -> str:
+        pieces = [f"{k} " for k in range(30)]
+        sim = hook(*pieces, itl_ms=5, ttft_ms=number % 40)
+        if kind == "fail":
+            sim["fail_at"] = number % 30
+        if kind == "hang":
+            sim["hang_at"] = number % 30
+        body = chat(str(number), stream=number % 2 == 0, sim=sim)
+        if kind == "refused":
+            body["temperature"] = -1
+        patience_s = {"leave": 0.02 + number % 10 / 50, "hang": 0.5}.get(kind, 30)
+        try:
+            async with asyncio.timeout(patience_s):
+                answer = await client.post(CHAT, json=body)
+        except TimeoutError:
+            return kind
+        if kind == "whole":
+            assert answer.status_code == 200
+            assert "29 " in answer.text
+        if kind == "refused":
+            assert answer.status_code == 400
+        if kind == "fail":
+            assert '"engine_error"' in answer.text
+        assert kind != "hang"
+        return kind
+
+    async def all_of_them() -> list[str]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=system.url, timeout=30, limits=limits) as client:
+            return await asyncio.gather(*(ask(client, n, kind) for n, kind in enumerate(kinds)))
+
+    assert asyncio.run(all_of_them()) == kinds
+    system.wait_at_rest()

@@ -1,0 +1,106 @@
+"""Many streams at once over two workers, memory at rest, and what the broker shows."""
+
+import asyncio
+
+import httpx
+import psutil
+
+from tests.pipeline.asking import CHAT, chat, hook
+from tests.pipeline.conftest import System
+from tests.servers import wait_for
+from tests.sse import events_of
+
+STREAMS = 200
+TOKENS = 200
+IDLE_BYTES_MAX = 250 * 1024 * 1024
+
+
+def _memory(pid: int) -> int:
+    """Return a process's bytes, its share of what is shared counted in part."""
+    return int(psutil.Process(pid).memory_full_info().pss)
+
+
+def test_gateway_and_one_worker_take_at_most_250_mb_at_rest(system: System) -> None:
+    pids = (system.gateway.process.pid, system.workers[0].process.pid)
+    assert sum(_memory(pid) for pid in pids) <= IDLE_BYTES_MAX
+
+
+def test_200_streams_of_200_tokens_bring_every_token_once_in_order(system: System) -> None:
+    before = [worker.metrics()["headrace_worker_tokens_total"] for worker in system.workers]
+
+    async def ask(client: httpx.AsyncClient, number: int) -> str:
+        pieces = [f"<{number}.{k}>" for k in range(TOKENS)]
+        body = chat(f"stream {number}", stream=True, sim=hook(*pieces, itl_ms=5, ttft_ms=0))
+        answer = await client.post(CHAT, json=body)
+        assert answer.status_code == 200
+        events = events_of(answer.content)
+        assert [event.id for event in events] == [str(k) for k in range(TOKENS + 1)] + [None]
+        chunks = [event.json for event in events[:-1]]
+        assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+        return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+
+    async def all_of_them() -> list[str]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=system.url, timeout=60, limits=limits) as client:
+            return await asyncio.gather(*(ask(client, number) for number in range(STREAMS)))
+
+    texts = asyncio.run(all_of_them())
+    for number, text in enumerate(texts):
+        assert text == "".join(f"<{number}.{k}>" for k in range(TOKENS))
+    system.wait_at_rest()
+    after = [worker.metrics()["headrace_worker_tokens_total"] for worker in system.workers]
+    made = [now - then for now, then in zip(after, before, strict=True)]
+    assert sum(made) == STREAMS * TOKENS
+    assert min(made) >= STREAMS * TOKENS * 0.2, f"unevenly spread: {made}"
+
+
+def test_one_prefix_goes_to_one_worker(system: System) -> None:
+    before = [worker.metrics()["headrace_worker_tokens_total"] for worker in system.workers]
+    with system.client() as client:
+        for _ in range(20):
+            body = chat("The same prompt.", sim=hook("a"))
+            assert client.post(CHAT, json=body).status_code == 200
+    system.wait_at_rest()
+    after = [worker.metrics()["headrace_worker_tokens_total"] for worker in system.workers]
+    made = [now - then for now, then in zip(after, before, strict=True)]
+    assert sum(made) == 20
+    assert max(made) >= 19
+
+
+def test_a_repeated_long_prefix_is_counted_as_cached(system: System) -> None:
+    body = chat("A long story. " * 100, max_tokens=2)
+    with system.client() as client:
+        first, second = (client.post(CHAT, json=body).json()["usage"] for _ in range(2))
+    assert first["prompt_tokens_details"]["cached_tokens"] == 0
+    cached = second["prompt_tokens_details"]["cached_tokens"]
+    assert second["prompt_tokens"] - 16 <= cached < second["prompt_tokens"]
+
+
+def test_the_queue_shows_what_runs_by_tenant_and_partition(system: System) -> None:
+    body = chat("held", stream=True, sim=hook("a", ttft_ms=20_000))
+    with system.client() as client, client.stream("POST", CHAT, json=body) as answer:
+        request = answer.headers["x-request-id"]
+        wait_for(lambda: system.ledger(request)["starts"] == 1, within_s=3, what="a start")
+        state = system.api("STREAM.INFO.REQUESTS", {"subjects_filter": "requests.>"})["state"]
+        [(subject, count)] = state["subjects"].items()
+        head, lane, model, partition, tenant, identity = subject.split(".")
+        assert (head, lane, model, tenant, identity) == (
+            "requests",
+            "online",
+            "sim",
+            "default",
+            request,
+        )
+        assert count == 1
+        consumer = system.api(f"CONSUMER.INFO.REQUESTS.online-sim-{partition}")
+        assert (consumer["num_ack_pending"], consumer["num_pending"]) == (1, 0)
+    system.wait_at_rest()
+
+
+def test_replies_hold_the_whole_answer_with_one_terminal_frame(system: System) -> None:
+    with system.client() as client:
+        answer = client.post(CHAT, json=chat(sim=hook("a", "b", "c")))
+    request = answer.headers["x-request-id"]
+    state = system.api("STREAM.INFO.REPLIES", {"subjects_filter": f"replies.*.default.{request}"})
+    [count] = state["state"]["subjects"].values()
+    assert 2 <= count <= 5  # started, up to three steps, finished

@@ -1,0 +1,139 @@
+"""Real servers for tests: a nats-server, and our own processes, each on ports of its own."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+START_S_MAX = 20.0
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(fact: Callable[[], bool], *, within_s: float, what: str) -> None:
+    """Return once the fact holds; fail with `what` when it does not in time."""
+    give_up_s = time.monotonic() + within_s
+    while not fact():
+        if time.monotonic() > give_up_s:
+            raise TimeoutError(f"not within {within_s:g} s: {what}")
+        time.sleep(0.02)
+
+
+class Process:
+    """A process with its log in a file; ended by its pid."""
+
+    def __init__(self, command: Sequence[str], *, log: Path, env: dict[str, str] | None = None):
+        self.log = log
+        with log.open("ab") as out:
+            self._popen = subprocess.Popen(
+                command,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                cwd=log.parent,
+                env=env,
+            )
+        self.pid = self._popen.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._popen.poll() is None
+
+    def said(self) -> str:
+        """Return what the process has logged."""
+        return self.log.read_text(errors="replace")
+
+    def stop(self, *, within_s: float = 15.0) -> int:
+        """End it with SIGTERM and return its exit status; SIGKILL where that does not help."""
+        if self.alive:
+            self._popen.terminate()
+        try:
+            return self._popen.wait(within_s)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+            raise
+
+    def kill(self) -> None:
+        """End it with SIGKILL."""
+        self._popen.kill()
+        self._popen.wait()
+
+
+def node(module: str, *args: str, log: Path, env: dict[str, str] | None = None) -> Process:
+    """Start `python -m module` from this checkout, without the environment's own settings."""
+    inherited = {name: value for name, value in os.environ.items() if "HEADRACE" not in name}
+    return Process(
+        [sys.executable, "-m", module, *args],
+        log=log,
+        env=inherited | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"} | (env or {}),
+    )
+
+
+class NatsServer:
+    """A nats-server with JetStream; it can be stopped and started again on the same port."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.url = f"nats://127.0.0.1:{self.port}"
+        self._folder = folder
+        self._process: Process | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it greets."""
+        beside = str(Path(sys.executable).parent)
+        binary = shutil.which("nats-server") or shutil.which("nats-server", path=beside)
+        assert binary, "nats-server is neither on PATH nor beside this Python"
+        store = str(self._folder / "store")
+        command = [binary, "-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", store]
+        self._process = Process(command, log=self._folder / "nats.log")
+        wait_for(self._greets, within_s=START_S_MAX, what=f"nats-server on {self.port}")
+
+    def _greets(self) -> bool:
+        assert self._process is not None
+        assert self._process.alive, self._process.said()
+        if "Server is ready" not in self._process.said():
+            return False
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as client:
+                return client.recv(5) == b"INFO "
+        except OSError:
+            return False
+
+    def stop(self) -> None:
+        """End it; its store stays."""
+        if self._process is not None:
+            self._process.log.write_text("")  # so that the next start's "ready" is its own
+            self._process.stop()
+            self._process = None
+
+
+def answers(url: str) -> bool:
+    """Tell whether a GET is answered with 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def wait_ready(process: Process, url: str) -> None:
+    """Wait until a node's /readyz answers 200."""
+
+    def ready() -> bool:
+        assert process.alive, process.said()
+        return answers(f"{url}/readyz")
+
+    wait_for(ready, within_s=START_S_MAX, what=f"{url}/readyz\n{process.said()[-2000:]}")
