@@ -68,6 +68,11 @@ class SimulatedEngine:
         return self._size.slots
 
     @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._loop is not None
+
+    @property
     def preemptions(self) -> int:
         """How often a running request had to give up its KV blocks."""
         return self._batch.preemptions

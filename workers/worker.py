@@ -108,6 +108,8 @@ class Worker:
             await asyncio.sleep(topology.HEARTBEAT_S)
             now_s = time.monotonic()
             self._leases.alive()
+            if not self._engine.alive:
+                self._engine_died(EngineDied("the engine's process ended while idle"))
             self._peers.tick()
             self._tombstones.prune(now_s=now_s)
             with contextlib.suppress(BrokerAway):
@@ -171,9 +173,7 @@ class Worker:
             async with self._slot(generation):
                 done = await self._run_claimed(generation)
         except EngineDied as error:
-            log.error("the engine died: %s", error)
-            if not self.dead.done():
-                self.dead.set_exception(error)
+            self._engine_died(error)
         except (BrokerAway, BrokerRefused, Lost) as error:
             log.warning("%s is left to be delivered again: %s", request, error)
         except Exception:
@@ -183,6 +183,11 @@ class Worker:
         if done:
             with contextlib.suppress(BrokerAway):  # delivered again, it is found ended in the log
                 await self._bus.publish(generation.ack, ACK)
+
+    def _engine_died(self, error: EngineDied) -> None:
+        if not self.dead.done():
+            log.error("the engine died: %s", error)
+            self.dead.set_exception(error)
 
     @contextlib.asynccontextmanager
     async def _slot(self, generation: Generation) -> AsyncIterator[None]:

@@ -186,9 +186,7 @@ def one_attempt(draw: st.DrawFn) -> tuple[int, list[Frame]]:
     end = draw(st.integers(0, 20))
     cuts = sorted(draw(st.sets(st.integers(1, max(1, end - 1)))) | {0, end})
     cuts = [cut for cut in cuts if cut <= end]
-    frames: list[Frame] = [
-        tokens(A, first, last) for first, last in itertools.pairwise(cuts)
-    ]
+    frames: list[Frame] = [tokens(A, first, last) for first, last in itertools.pairwise(cuts)]
     for first in draw(st.lists(st.integers(0, end), max_size=4)):
         frames.append(tokens(A, first, draw(st.integers(first, end))))
     frames.append(finished(A, end, first=draw(st.none() | st.integers(0, end))))
