@@ -35,10 +35,12 @@ class Prompter:
         try:
             self._tokenizer = Tokenizer.from_buffer(files[TOKENIZER])
             config: dict[str, Any] = json.loads(files.get(CONFIG, b"{}"))
-        except Exception as error:  # `tokenizers` raises plain Exception
+            special = {name: _token_text(config[name]) for name in _SPECIAL if config.get(name)}
+            self._template = _template(files, config)
+        # `tokenizers` raises plain Exception, and a config may hold anything in place of anything.
+        except Exception as error:
             raise UnusableFiles(f"{type(error).__name__}: {error}") from error
-        self._special = {name: _token_text(config[name]) for name in _SPECIAL if config.get(name)}
-        self._template = _template(files, config)
+        self._special = special
 
     def chat(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None
@@ -53,7 +55,7 @@ class Prompter:
                 add_generation_prompt=True,
                 **self._special,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+        except Exception as error:  # a template is a program, and not ours: it may raise anything
             raise InvalidRequest(
                 f"The model's chat template refuses these messages: {error}", param="messages"
             ) from None
@@ -85,10 +87,7 @@ def _template(files: Mapping[str, bytes], config: Mapping[str, Any]) -> jinja2.T
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = _now
     environment.filters["tojson"] = _to_json
-    try:
-        return environment.from_string(source)
-    except jinja2.TemplateError as error:
-        raise UnusableFiles(f"chat template: {error}") from error
+    return environment.from_string(source)
 
 
 def _plain(message: ChatMessage) -> dict[str, Any]:

@@ -1,0 +1,103 @@
+"""Reading a stream back by subject: all of it, in order, however long."""
+
+import asyncio
+
+import pytest
+
+from headrace import journal
+from headrace.bus import Bus, BrokerAway
+from headrace.journal import Entry
+from tests.broker import with_bus
+
+
+async def stream(bus: Bus, name: str) -> None:
+    config = {"name": name, "subjects": [f"{name}.>"], "allow_direct": True, "storage": "memory"}
+    await bus.api(f"STREAM.CREATE.{name}", config)
+
+
+def test_the_messages_of_a_subject_come_in_order_and_no_others(nats_url: str) -> None:
+    async def test(bus: Bus) -> None:
+        await stream(bus, "j1")
+        for number in range(10):
+            await bus.store(f"j1.{'ab'[number % 2]}", b"%d" % number)
+        found = await journal.read(bus, "j1", "j1.a")
+        assert found == [Entry(n + 1, "j1.a", b"%d" % n) for n in range(0, 10, 2)]
+        everything = await journal.read(bus, "j1", "j1.*")
+        assert [entry.seq for entry in everything] == list(range(1, 11))
+
+    with_bus(nats_url, test)
+
+
+def test_reading_goes_on_after_a_sequence(nats_url: str) -> None:
+    async def test(bus: Bus) -> None:
+        await stream(bus, "j2")
+        for number in range(6):
+            await bus.store("j2.a", b"%d" % number)
+        assert [e.seq for e in await journal.read(bus, "j2", "j2.a", after_seq=4)] == [5, 6]
+        assert await journal.read(bus, "j2", "j2.a", after_seq=6) == []
+        assert await journal.read(bus, "j2", "j2.a", after_seq=99) == []
+
+    with_bus(nats_url, test)
+
+
+def test_nothing_under_a_subject_is_an_empty_list(nats_url: str) -> None:
+    async def test(bus: Bus) -> None:
+        await stream(bus, "j3")
+        assert await journal.read(bus, "j3", "j3.a") == []
+        await bus.store("j3.b", b"")
+        assert await journal.read(bus, "j3", "j3.a") == []
+
+    with_bus(nats_url, test)
+
+
+@pytest.mark.parametrize("count", [999, 1000, 1001, 2500])
+def test_a_log_longer_than_a_batch_is_read_whole(nats_url: str, count: int) -> None:
+    async def test(bus: Bus) -> None:
+        name = f"j4_{count}"
+        await stream(bus, name)
+        answers = [await bus.store_soon(f"{name}.a", b"%d" % n) for n in range(count)]
+        await asyncio.gather(*answers)
+        found = await journal.read(bus, name, f"{name}.a")
+        assert [entry.data for entry in found] == [b"%d" % n for n in range(count)]
+
+    with_bus(nats_url, test)
+
+
+def test_an_empty_message_is_an_entry(nats_url: str) -> None:
+    async def test(bus: Bus) -> None:
+        await stream(bus, "j5")
+        await bus.store("j5.a", b"")
+        assert await journal.read(bus, "j5", "j5.a") == [Entry(1, "j5.a", b"")]
+
+    with_bus(nats_url, test)
+
+
+def test_a_deleted_key_is_marked_so(nats_url: str) -> None:
+    async def test(bus: Bus) -> None:
+        await stream(bus, "j6")
+        await bus.store("j6.a", b"1")
+        await bus.store("j6.a", b"", headers={"KV-Operation": "DEL"})
+        assert [entry.deleted for entry in await journal.read(bus, "j6", "j6.a")] == [False, True]
+
+    with_bus(nats_url, test)
+
+
+def test_a_stream_that_is_not_there_is_an_error_at_once(nats_url: str) -> None:
+    async def test(bus: Bus) -> None:
+        with pytest.raises(BrokerAway):
+            await journal.read(bus, "never", "never.a")
+
+    with_bus(nats_url, test)
+
+
+def test_a_payload_near_the_brokers_limit_is_read_back(nats_url: str) -> None:
+    async def test(bus: Bus) -> None:
+        await stream(bus, "j7")
+        data = bytes(bus.payload_bytes_max - 1024)
+        for _ in range(3):
+            await bus.store("j7.a", data)
+        assert [len(entry.data) for entry in await journal.read(bus, "j7", "j7.a")] == [
+            len(data)
+        ] * 3
+
+    with_bus(nats_url, test)
