@@ -186,7 +186,6 @@ class Bus:
         """Call JetStream's JSON API, `$JS.API.<verb>`. Raises BrokerAway and BrokerRefused."""
         data = b"" if body is None else msgspec.json.encode(body)
         answer = await self._ask(f"$JS.API.{verb}", data, headers=None, timeout_s=API_TIMEOUT_S)
-        _raise_no_responders(answer)
         result: dict[str, Any] = msgspec.json.decode(answer.data)
         if error := result.get("error"):
             raise BrokerRefused(
@@ -200,26 +199,6 @@ class Bus:
         """Delete a stream's messages under a filter; return how many. Raises as `api`."""
         answer = await self.api(f"STREAM.PURGE.{stream}", {"filter": subject_filter})
         return int(answer["purged"])
-
-    async def gather(
-        self, subject: str, body: Mapping[str, Any], *, timeout_s: float = API_TIMEOUT_S
-    ) -> AsyncIterator[Message]:
-        """Ask once and yield every answer until the caller stops. Raises BrokerAway on a pause."""
-        answers: asyncio.Queue[Message] = asyncio.Queue()
-        inbox = self._client.new_inbox()
-        subscription = await self.subscribe(inbox, _put_into(answers))
-        try:
-            await self.publish(subject, msgspec.json.encode(body), reply=inbox)
-            while True:
-                try:
-                    async with asyncio.timeout(timeout_s):
-                        answer = await answers.get()
-                except TimeoutError:
-                    raise BrokerAway(f"no answer on {subject}") from None
-                _raise_no_responders(answer)
-                yield answer
-        finally:
-            await subscription.unsubscribe()
 
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> Subscription:
         """Have `handler` called for each message, one at a time. Raises BrokerAway."""
@@ -257,11 +236,13 @@ class Bus:
         answer = await self._send(subject, data, headers=headers)
         try:
             async with asyncio.timeout(timeout_s):
-                return await answer
+                message = await answer
         except TimeoutError:
             raise BrokerAway(f"no answer on {subject} within {timeout_s:g} s") from None
         finally:
             answer.cancel()
+        raise_no_responders(message)
+        return message
 
     async def _send(
         self, subject: str, data: bytes, *, headers: dict[str, str] | None
@@ -371,14 +352,15 @@ def stored(answer: "asyncio.Future[Message]") -> Stored:
 
 
 def _stored(answer: Message) -> Stored:
-    _raise_no_responders(answer)
+    raise_no_responders(answer)
     ack = _pub_ack.decode(answer.data)
     if ack.error is not None:
         raise BrokerRefused(ack.error.description, code=ack.error.err_code, status=ack.error.code)
     return Stored(ack.seq, ack.duplicate)
 
 
-def _raise_no_responders(answer: Message) -> None:
+def raise_no_responders(answer: Message) -> None:
+    """Raise BrokerAway where the server says that nobody listens."""
     if answer.headers is not None and answer.headers.get("Status") == "503":
         raise BrokerAway("nobody answers: is JetStream on, and the stream there?")
 
@@ -393,13 +375,6 @@ def _translated() -> Any:
         ) from error
     except (nats.errors.Error, TimeoutError, OSError) as error:
         raise BrokerAway(str(error) or type(error).__name__) from error
-
-
-def _put_into(queue: "asyncio.Queue[Message]") -> Handler:
-    async def put(message: Message) -> None:
-        queue.put_nowait(message)
-
-    return put
 
 
 async def _logged(call: Callable[[], Awaitable[None]]) -> None:

@@ -5,13 +5,13 @@ by Host (DNS rebinding) and by Origin.
 """
 
 import hashlib
-import ipaddress
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
 from headrace.settings import DEFAULT_TENANT, BadSetting
+from headrace.sockets import is_loopback
 from schemas.errors import Forbidden, InvalidApiKey
 
 KEY_BYTES_MAX: Final = 512
@@ -90,13 +90,3 @@ def _is_loopback_url(url: str) -> bool:
     except ValueError:
         return False
     return host is not None and is_loopback(host)
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether a host name or address is this machine's own."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

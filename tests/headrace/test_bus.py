@@ -6,10 +6,10 @@ import time
 import pytest
 
 from headrace.bus import (
-    Bus,
-    BusSettings,
     BrokerAway,
     BrokerRefused,
+    Bus,
+    BusSettings,
     Message,
     Stored,
     connect,
@@ -260,21 +260,5 @@ def test_a_restart_heals_the_connection_its_subscriptions_and_its_watchers(
 def test_the_payload_limit_is_the_brokers(nats_url: str) -> None:
     async def test(bus: Bus) -> None:
         assert bus.payload_bytes_max == 1024 * 1024
-
-    with_bus(nats_url, test)
-
-
-def test_gathering_yields_every_answer_until_the_caller_stops(nats_url: str) -> None:
-    async def test(bus: Bus) -> None:
-        async def thrice(message: Message) -> None:
-            for number in range(3):
-                await bus.publish(message.reply, b"%d" % number)
-
-        await bus.subscribe("thrice", thrice)
-        answers = []
-        with pytest.raises(BrokerAway):
-            async for answer in bus.gather("thrice", {}, timeout_s=0.2):
-                answers.append(answer.data)  # noqa: PERF401
-        assert answers == [b"0", b"1", b"2"]
 
     with_bus(nats_url, test)

@@ -18,7 +18,7 @@ from workers.credit import (
 PARTITIONS = 8
 
 
-def credits(*, slots: int, owned: set[int] | None = None, partitions: int = 32) -> Credits:
+def credits_of(*, slots: int, owned: set[int] | None = None, partitions: int = 32) -> Credits:
     found = Credits(slots=slots, partitions=partitions)
     found.owned = frozenset(owned or ())
     return found
@@ -34,7 +34,7 @@ class Room(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.slots = 5
-        self.credits = credits(slots=self.slots, owned={0, 3}, partitions=PARTITIONS)
+        self.credits = credits_of(slots=self.slots, owned={0, 3}, partitions=PARTITIONS)
         self.now_s = 100.0
         self.held = 0
         self.pulls: dict[str, list[object]] = {}
@@ -110,13 +110,13 @@ TestRoom.settings = settings(max_examples=60, stateful_step_count=30, deadline=N
 def test_pulls_and_held_requests_never_pass_slots_and_overcommit(
     slots: int, held: int, owned: set[int]
 ) -> None:
-    plan = credits(slots=slots, owned=owned).plan(held=held, now_s=1)
+    plan = credits_of(slots=slots, owned=owned).plan(held=held, now_s=1)
     assert asked(plan) <= max(0, slots + OVERCOMMIT - held)
     assert len({pull.token for pull in plan}) == len(plan)
 
 
 def test_own_partitions_come_first_at_priority_0() -> None:
-    plan = credits(slots=1024, owned={5, 9}).plan(held=0, now_s=1)
+    plan = credits_of(slots=1024, owned={5, 9}).plan(held=0, now_s=1)
     online = [pull for pull in plan if pull.place.lane == "online"]
     assert {pull.place.partition for pull in online[:2]} == {5, 9}
     assert [(pull.batch, pull.priority) for pull in online[:2]] == [(OWN_CREDIT, 0)] * 2
@@ -127,7 +127,7 @@ def test_own_partitions_come_first_at_priority_0() -> None:
 def test_a_busier_worker_asks_for_foreign_partitions_less_urgently() -> None:
     priorities = []
     for held in (0, 256, 512, 768, 1000):
-        plan = credits(slots=1024, owned={0}).plan(held=held, now_s=1)
+        plan = credits_of(slots=1024, owned={0}).plan(held=held, now_s=1)
         priorities.append(next(pull.priority for pull in plan if pull.place.partition != 0))
     assert priorities == sorted(priorities)
     assert priorities[0] == 1
@@ -135,19 +135,19 @@ def test_a_busier_worker_asks_for_foreign_partitions_less_urgently() -> None:
 
 
 def test_a_full_worker_asks_for_nothing() -> None:
-    assert credits(slots=4, owned={1}).plan(held=4 + OVERCOMMIT, now_s=1) == []
-    assert credits(slots=4, owned={1}).plan(held=100, now_s=1) == []
+    assert credits_of(slots=4, owned={1}).plan(held=4 + OVERCOMMIT, now_s=1) == []
+    assert credits_of(slots=4, owned={1}).plan(held=100, now_s=1) == []
 
 
 def test_batch_waits_until_half_the_slots_are_free() -> None:
-    free = credits(slots=1024).plan(held=511, now_s=1)
-    busy = credits(slots=1024).plan(held=512, now_s=1)
+    free = credits_of(slots=1024).plan(held=511, now_s=1)
+    busy = credits_of(slots=1024).plan(held=512, now_s=1)
     assert {pull.place.lane for pull in free} == {"online", "batch"}
     assert {pull.place.lane for pull in busy} == {"online"}
 
 
 def test_with_less_room_than_partitions_pulls_are_short_and_reach_every_place_in_turn() -> None:
-    worker = credits(slots=1, owned={3})
+    worker = credits_of(slots=1, owned={3})
     reached: set[int] = set()
     now_s = 1.0
     for _ in range(60):
@@ -162,7 +162,7 @@ def test_with_less_room_than_partitions_pulls_are_short_and_reach_every_place_in
 
 
 def test_own_partitions_are_never_left_out_of_the_rotation() -> None:
-    worker = credits(slots=1, owned={3, 30})
+    worker = credits_of(slots=1, owned={3, 30})
     for turn in range(40):
         plan = worker.plan(held=1, now_s=float(turn))
         assert {3, 30} <= {pull.place.partition for pull in plan}
@@ -171,7 +171,7 @@ def test_own_partitions_are_never_left_out_of_the_rotation() -> None:
 
 
 def test_a_lost_pull_is_forgotten_after_its_time_and_asked_again() -> None:
-    worker = credits(slots=1024, owned={0})
+    worker = credits_of(slots=1024, owned={0})
     first = asked(worker.plan(held=0, now_s=10))
     assert worker.outstanding == first
     assert worker.plan(held=0, now_s=10.1) == []
@@ -181,7 +181,7 @@ def test_a_lost_pull_is_forgotten_after_its_time_and_asked_again() -> None:
 
 
 def test_a_status_ends_a_pull_once() -> None:
-    worker = credits(slots=1024, owned={0})
+    worker = credits_of(slots=1024, owned={0})
     pull = worker.plan(held=0, now_s=1)[0]
     before = worker.outstanding
     assert worker.ended(pull.token) == pull.place
@@ -192,7 +192,7 @@ def test_a_status_ends_a_pull_once() -> None:
 
 
 def test_own_credit_is_topped_up_in_halves() -> None:
-    worker = credits(slots=1024, owned={0})
+    worker = credits_of(slots=1024, owned={0})
     worker.plan(held=0, now_s=1)
     place = Place("online", 0)
     for delivered in range(1, OWN_CREDIT // 2):
@@ -204,7 +204,7 @@ def test_own_credit_is_topped_up_in_halves() -> None:
 
 
 def test_a_foreign_place_rests_a_few_ms_after_it_was_served() -> None:
-    worker = credits(slots=1024, owned={0})
+    worker = credits_of(slots=1024, owned={0})
     worker.plan(held=0, now_s=1)
     foreign = Place("online", 7)
     worker.delivered(foreign, now_s=1)
@@ -214,6 +214,6 @@ def test_a_foreign_place_rests_a_few_ms_after_it_was_served() -> None:
 
 
 def test_a_delivery_that_was_not_asked_for_changes_nothing() -> None:
-    worker = credits(slots=4)
+    worker = credits_of(slots=4)
     worker.delivered(Place("online", 1), now_s=1)
     assert worker.outstanding == 0
