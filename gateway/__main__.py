@@ -19,9 +19,13 @@ from ingress.admit import Ingress
 from ingress.app import application
 from ingress.auth import Gate, guard_address
 from ingress.catalogue import Catalogue
+from ingress.desk import Desk
+from ingress.desk import serve as serve_desk
 from ingress.telemetry import readings as ingress_readings
+from streamer.app import websocket_routes
 from streamer.mailbox import Mailbox
 from streamer.telemetry import readings as streamer_readings
+from streamer.websocket import Sockets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,17 +65,22 @@ async def _serve(
             return Readiness("draining", detail)
         return Readiness("ready" if bus.connected else "starting", detail)
 
+    desk = Desk(ingress)
+    sockets = Sockets(mailbox, desk)
     await mailbox.start()
     await catalogue.start()
-    readings = [*ingress_readings(ingress), *streamer_readings(mailbox)]
+    await serve_desk(bus, desk)
+    readings = [*ingress_readings(ingress), *streamer_readings(mailbox, sockets)]
     operator_routes = admin_routes(readiness, registry_of("gateway", readings))
-    app = application(ingress, Inline(bus, mailbox), operator_routes)
+    extra = [*websocket_routes(sockets), *operator_routes]
+    app = application(ingress, Inline(mailbox), extra)
     serving = await serve(app, host=settings.host, port=settings.port)
     async with admin_port(settings, "gateway", readiness, readings), running_tasks() as tasks:
         tasks.start("models", catalogue.follow())
         tasks.start("replies", mailbox.tick_forever())
         await stop.wait()
         ingress.draining = True
+        sockets.drain()
         await mailbox.drain(grace_s=settings.grace_s)
         await serving.close(grace_s=1.0)
     threads.shutdown(wait=False)

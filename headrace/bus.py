@@ -12,13 +12,14 @@ import functools
 import itertools
 import logging
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import msgspec
 import nats
 import nats.errors
+import nats.micro
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription as NatsSubscription
 from nats.js.errors import APIError, NotFoundError, ObjectNotFoundError
@@ -29,6 +30,7 @@ API_TIMEOUT_S: Final = 5.0
 PING_INTERVAL_S: Final = 5
 RECONNECT_WAIT_S: Final = 0.1
 CONNECT_TIMEOUT_S: Final = 2
+SERVICE_VERSION: Final = "1.0.0"
 PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
@@ -69,6 +71,7 @@ class Message(Protocol):
 
 
 Handler = Callable[[Message], Awaitable[None]]
+Answerer = Callable[[bytes], Awaitable[bytes]]
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -119,8 +122,8 @@ class Bus:
         self._inbox = client.new_inbox()
         self._tokens = itertools.count()
         self._waiting: dict[str, asyncio.Future[Message]] = {}
-        self._on_reconnect: list[Callable[[], Awaitable[None]]] = []
-        self._watchers: set[asyncio.Task[None]] = set()
+        self._on_reconnect: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
 
     async def open(self) -> None:
@@ -137,7 +140,7 @@ class Bus:
         """The largest message that the broker takes."""
         return int(self._client.max_payload)
 
-    def on_reconnect(self, call: Callable[[], Awaitable[None]]) -> None:
+    def on_reconnect(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Have `call` awaited, as a task of its own, after each reconnect."""
         self._on_reconnect.append(call)
 
@@ -206,6 +209,38 @@ class Bus:
             return Subscription(await self._client.subscribe(subject, queue=queue, cb=handler))
         except nats.errors.Error as error:
             raise BrokerAway(str(error)) from error
+
+    async def add_service(
+        self, name: str, description: str, endpoints: Mapping[str, Answerer]
+    ) -> None:
+        """Offer a NATS micro service whose endpoints are the subjects `<name>.<endpoint>`.
+
+        `nats micro` lists it; its instances share the questions as one queue group, and each
+        question is answered in a task of its own. Raises BrokerAway.
+        """
+        try:
+            service = await nats.micro.add_service(
+                self._client, name=name, version=SERVICE_VERSION, description=description
+            )
+            group = service.add_group(name=name)
+            for endpoint, answer in endpoints.items():
+                await group.add_endpoint(name=endpoint, handler=self._answering(answer))
+        except nats.errors.Error as error:
+            raise BrokerAway(str(error)) from error
+
+    def _answering(self, answer: Answerer) -> Callable[[Any], Awaitable[None]]:
+        async def reply(request: Any) -> None:
+            await request.respond(await answer(request.data))
+
+        async def handle(request: Any) -> None:
+            self._spawn(reply(request), name="service")
+
+        return handle
+
+    def _spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
+        task = asyncio.create_task(_logged(work), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def put_blob(self, bucket: str, name: str, content: bytes) -> None:
         """Store a file. Raises BrokerAway and BrokerRefused."""
@@ -283,9 +318,7 @@ class Bus:
         log.info("the broker is back")
         for call in self._on_reconnect:
             # Tasks of their own: nats-py awaits this callback before it reads on.
-            task = asyncio.create_task(_logged(call), name="reconnected")
-            self._watchers.add(task)
-            task.add_done_callback(self._watchers.discard)
+            self._spawn(call(), name="reconnected")
 
 
 async def connect(settings: BusSettings, *, name: str, timeout_s: float | None = None) -> Bus:
@@ -377,8 +410,11 @@ def _translated() -> Any:
         raise BrokerAway(str(error) or type(error).__name__) from error
 
 
-async def _logged(call: Callable[[], Awaitable[None]]) -> None:
+async def _logged(work: Coroutine[Any, Any, None]) -> None:
+    """The outermost frame of a task that nobody awaits."""
     try:
-        await call()
+        await work
     except BrokerAway as error:
-        log.warning("after a reconnect: %s", error)
+        log.warning("%s", error)
+    except Exception:
+        log.exception("a task failed")

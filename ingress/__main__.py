@@ -15,6 +15,7 @@ from headrace.node import Stopped, admin_port, broker, unique
 from headrace.settings import ListenSettings, NodeSettings, api_keys, command
 from headrace.telemetry import Readiness, admin_routes, registry_of
 from headrace.ticket import load_tickets
+from ingress import desk
 from ingress.admit import Ingress
 from ingress.app import application
 from ingress.auth import Gate, guard_address
@@ -65,6 +66,7 @@ async def _serve(settings: IngressSettings, gate: Gate, bus: Bus, stop: asyncio.
 
     await catalogue.start()
     await redirect.start()
+    await desk.serve(bus, desk.Desk(ingress))
     readings = ingress_readings(ingress)
     pages = admin_routes(readiness, registry_of("ingress", readings))
     serving = await serve(

@@ -95,9 +95,12 @@ class Ingress:
         return await loop.run_in_executor(self._threads, model.prompter.text, ask.text)
 
 
-def parse(body: bytes, *, chat: bool) -> Ask:
-    """Read and check a request's body. Raises InvalidRequest."""
-    return parse_chat(body) if chat else parse_completion(body)
+def parse(body: bytes, *, chat: bool, streamed: bool = False) -> Ask:
+    """Read and check a request's body. Raises InvalidRequest.
+
+    `streamed` says that the answer is a stream whatever the body says.
+    """
+    return (parse_chat if chat else parse_completion)(body, streamed=streamed)
 
 
 def deadline_of(timeout: str | None) -> float:

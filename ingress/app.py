@@ -18,8 +18,8 @@ def application(ingress: Ingress, handoff: Handoff, extra: Sequence[BaseRoute] =
         routes=[
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completion, methods=["POST"]),
-            Route("/v1/models", models(ingress), methods=["GET"]),
             *extra,
+            Route("/v1/models", models(ingress), methods=["GET"]),
         ],
         exception_handlers=EXCEPTION_HANDLERS,
     )

@@ -108,6 +108,15 @@ class RequestTooLarge(Refusal):
     code = "request_too_large"
 
 
+class TooManyRequests(Refusal):
+    """The client has as many requests open as it may."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+    retryable = True
+
+
 class QueueFull(Refusal):
     """The queue of this model holds as many requests as it may."""
 

@@ -153,10 +153,13 @@ _INDEX: Final = re.compile(r"(\[[^\]]*\])+$")
 _MISSING: Final = re.compile(r"missing required field `([^`]+)`")
 
 
-def parse_chat(body: bytes) -> ChatRequest:
-    """Read and check a chat request. Raises InvalidRequest naming the field."""
+def parse_chat(body: bytes, *, streamed: bool = False) -> ChatRequest:
+    """Read and check a chat request. Raises InvalidRequest naming the field.
+
+    `streamed` says that the answer is a stream whatever the body says.
+    """
     request = _decode(_chat, body)
-    _check_shared(request)
+    _check_shared(request, streamed=streamed)
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
     for number, message in enumerate(request.messages):
@@ -171,10 +174,10 @@ def parse_chat(body: bytes) -> ChatRequest:
     return request
 
 
-def parse_completion(body: bytes) -> CompletionRequest:
-    """Read and check a completion request. Raises InvalidRequest naming the field."""
+def parse_completion(body: bytes, *, streamed: bool = False) -> CompletionRequest:
+    """Read and check a completion request; arguments and errors as `parse_chat`."""
     request = _decode(_completion, body)
-    _check_shared(request)
+    _check_shared(request, streamed=streamed)
     if request.echo:
         raise InvalidRequest("'echo' is not served.", param="echo")
     if request.suffix:
@@ -209,8 +212,8 @@ def _decode(decoder: "msgspec.json.Decoder[_Request]", body: bytes) -> _Request:
         raise InvalidRequest("The body is nested too deeply.") from None
 
 
-def _check_shared(request: Generation) -> None:
-    if request.stream_options is not None and not request.stream:
+def _check_shared(request: Generation, *, streamed: bool) -> None:
+    if request.stream_options is not None and not (request.stream or streamed):
         raise InvalidRequest("'stream_options' needs 'stream' to be true.", param="stream_options")
     if not request.model:
         raise InvalidRequest("'model' is empty.", param="model")

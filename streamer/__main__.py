@@ -17,10 +17,12 @@ from headrace.telemetry import Readiness
 from headrace.ticket import load_tickets
 from schemas import subjects
 from schemas.model import StreamerEntry
+from streamer.admission import RemoteAdmission
 from streamer.app import application
 from streamer.desk import Desk
 from streamer.mailbox import Mailbox
 from streamer.telemetry import readings as streamer_readings
+from streamer.websocket import Sockets
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +63,9 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
             return Readiness("draining")
         return Readiness("ready" if bus.connected else "starting", {"broker": bus.connected})
 
+    sockets = Sockets(mailbox, RemoteAdmission(bus))
     await mailbox.start()
-    app = application(bus, mailbox, desk)
+    app = application(mailbox, sockets, desk)
     serving = await serve(app, host=settings.host, port=settings.port)
     public_url = (settings.public_url or serving.url).rstrip("/")
 
@@ -82,13 +85,14 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
             await desk.tick(now_s=time.time())
             await asyncio.sleep(topology.HEARTBEAT_S)
 
-    readings = streamer_readings(mailbox)
+    readings = streamer_readings(mailbox, sockets)
     async with admin_port(settings, "streamer", readiness, readings), running_tasks() as tasks:
         tasks.start("replies", mailbox.tick_forever())
         tasks.start("heartbeat", beat())
         await stop.wait()
         draining = True
         await announce()
+        sockets.drain()
         await mailbox.drain(grace_s=settings.grace_s)
         await serving.close()
         with contextlib.suppress(BrokerAway, BrokerRefused):
