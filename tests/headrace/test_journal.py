@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from headrace import journal
-from headrace.bus import Bus, BrokerAway
+from headrace.bus import BrokerAway, Bus
 from headrace.journal import Entry
 from tests.broker import with_bus
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from headrace import topology
-from headrace.bus import Bus, BrokerRefused
+from headrace.bus import BrokerRefused, Bus
 from headrace.topology import Sizes
 from tests.broker import with_bus
 from tests.servers import NatsServer

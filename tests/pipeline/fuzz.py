@@ -11,7 +11,7 @@ JUNK = ([], {}, "text", [[1]], {"a": None})
 
 
 def _base(choose: random.Random) -> dict[str, Any]:
-    content = "".join(choose.choices("abc é日🙂\"\\\n", k=choose.randrange(30)))
+    content = "".join(choose.choices('abc é日🙂"\\\n', k=choose.randrange(30)))
     return {"model": "sim", "messages": [{"role": "user", "content": content}]}
 
 
@@ -47,7 +47,7 @@ def _no_json_number(choose: random.Random) -> bytes:
 
 def _nested(choose: random.Random) -> bytes:
     depth = choose.randrange(2_000, 60_000)
-    return choose.choice([b"[", b'{"messages":', b'{"x":[', b'{"sim":'] ) * depth
+    return choose.choice([b"[", b'{"messages":', b'{"x":[', b'{"sim":']) * depth
 
 
 def _noise(choose: random.Random) -> bytes:

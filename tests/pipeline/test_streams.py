@@ -162,7 +162,16 @@ def test_a_comment_comes_within_15_s_of_quiet_before_and_between_tokens(system: 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_tokens_that_look_like_events_arrive_whole_byte_by_byte(system: System, path: str) -> None:
-    pieces = ["\n\n", "data: x", "\r\n", "\r", "id: 7", "\n\ndata: [DONE]\n\n", "\u2028", "\x00\x1b"]
+    pieces = [
+        "\n\n",
+        "data: x",
+        "\r\n",
+        "\r",
+        "id: 7",
+        "\n\ndata: [DONE]\n\n",
+        "\u2028",
+        "\x00\x1b",
+    ]
     body = chat("x") if path == CHAT else {"model": "sim", "prompt": "x"}
     with system.client() as client:
         parts = stream(client, body | {"sim": hook(*pieces)}, path)

@@ -154,9 +154,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("change", "param"), WRONG, ids=[json.dumps(c)[:60] for c, _ in WRONG])
-def test_a_wrong_field_is_400_naming_it(
-    system: System, change: dict[str, Any], param: str
-) -> None:
+def test_a_wrong_field_is_400_naming_it(system: System, change: dict[str, Any], param: str) -> None:
     with system.client() as client:
         answer = client.post(CHAT, json=chat() | change)
     assert answer.status_code == 400, answer.text

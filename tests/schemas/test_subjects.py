@@ -23,9 +23,7 @@ def matches(pattern: str, subject: str) -> bool:
         return len(have) >= len(want) and matches(
             ".".join(want[:-1]) or ".", ".".join(have[: len(want) - 1]) or "."
         )
-    return len(want) == len(have) and all(
-        w in ("*", h) for w, h in zip(want, have, strict=True)
-    )
+    return len(want) == len(have) and all(w in ("*", h) for w, h in zip(want, have, strict=True))
 
 
 @given(NAMES)

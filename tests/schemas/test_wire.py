@@ -53,7 +53,13 @@ PIECES = st.lists(
     max_size=4,
 ).map(tuple)
 SHAPES = st.builds(
-    Shape, st.sampled_from(["chat", "completion"]), TEXTS, COUNTS, st.booleans(), COUNTS, st.booleans()
+    Shape,
+    st.sampled_from(["chat", "completion"]),
+    TEXTS,
+    COUNTS,
+    st.booleans(),
+    COUNTS,
+    st.booleans(),
 )
 USAGES = st.builds(Usage, COUNTS, COUNTS, COUNTS)
 FRAMES = st.one_of(

@@ -1,5 +1,6 @@
 """One reply put in order: each token once, whatever happens to the frames on their way."""
 
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -101,7 +102,13 @@ def test_a_failure_is_shown_after_its_tokens() -> None:
 def test_nothing_follows_the_end() -> None:
     reply = Reply()
     feed(reply, [tokens(A, 0, 1), finished(A, 1)])
-    late = [tokens(A, 1, 3), finished(A, 1), finished(B, 5, first=0), started(B, 0), Keepalive(A, 9)]
+    late = [
+        tokens(A, 1, 3),
+        finished(A, 1),
+        finished(B, 5, first=0),
+        started(B, 0),
+        Keepalive(A, 9),
+    ]
     assert feed(reply, late) == []
     assert not reply.missing
 
@@ -179,9 +186,9 @@ def one_attempt(draw: st.DrawFn) -> tuple[int, list[Frame]]:
     end = draw(st.integers(0, 20))
     cuts = sorted(draw(st.sets(st.integers(1, max(1, end - 1)))) | {0, end})
     cuts = [cut for cut in cuts if cut <= end]
-    frames: list[Frame] = [tokens(A, first, last) for first, last in zip(cuts, cuts[1:], strict=False)]
-    for first in draw(st.lists(st.integers(0, end), max_size=4)):
-        frames.append(tokens(A, first, draw(st.integers(first, end))))
+    frames: list[Frame] = [tokens(A, first, last) for first, last in itertools.pairwise(cuts)]
+    ranges = st.lists(st.tuples(st.integers(0, end), st.integers(0, end)), max_size=4)
+    frames += [tokens(A, min(pair), max(pair)) for pair in draw(ranges)]
     frames.append(finished(A, end, first=draw(st.none() | st.integers(0, end))))
     frames += [started(0, 0), Keepalive(A, draw(st.integers(-1, end - 1)))]
     frames += draw(st.lists(st.sampled_from(frames), max_size=6))

@@ -32,9 +32,7 @@ def rendered(events: Sequence[Event], of: Shape | None = None) -> bytes:
 
 
 def test_a_whole_stream_has_the_bytes_that_openais_have() -> None:
-    head = (
-        '"id":"chatcmpl-1","object":"chat.completion.chunk","created":5,"model":"m","choices":'
-    )
+    head = '"id":"chatcmpl-1","object":"chat.completion.chunk","created":5,"model":"m","choices":'
     expected = (
         f'id: 0\ndata: {{{head}[{{"index":0,"delta":{{"role":"assistant","content":"a"}},'
         f'"finish_reason":null}}]}}\n\n'
