@@ -8,8 +8,6 @@ from pathlib import Path
 
 import httpx
 
-from headrace.cancel import cancel
-from tests.broker import with_bus
 from tests.pipeline.asking import CHAT, Streamed, chat, hook, refusal, stream
 from tests.pipeline.conftest import System, worker
 from tests.servers import Process, answers, free_port, node, wait_for, wait_ready
@@ -136,19 +134,16 @@ def test_a_gateway_past_its_grace_ends_streams_with_an_error_that_says_so(
             wait_for(
                 lambda: len(client.get("/v1/models").json()["data"]) >= 2, within_s=10, what="sim"
             )
-            body = chat(stream=True, sim=hook(*PIECES, itl_ms=300, ttft_ms=0))
-            with client.stream("POST", CHAT, json=body) as answer:
-                request = answer.headers["x-request-id"]
-                lines = answer.iter_lines()
-                said = [next(lines)]
-                stopper, status = _stop_in_background(process)
-                said += list(lines)
-            stopper.join()
+        # Each token may meet the end of the grace, so there are many.
+        with streaming(url, 12, itl_ms=40) as texts:
+            begun = "headrace_gateway_replies_open 12.0"
+            with httpx.Client(base_url=url) as client:
+                wait_for(lambda: begun in client.get("/metrics").text, within_s=3, what="streams")
+            stopper, status = _stop_in_background(process)
+        stopper.join()
     finally:
         process.stop()
-    assert '"code":"stream_interrupted"' in said[-2]
-    assert "data: [DONE]" not in said
+    assert all('"code":"stream_interrupted"' in text for text in texts), texts
     assert status == [0]
-    assert system.ledger(request)["aborts"] == 0  # it may be resumed, so it runs on
-    with_bus(system.nats_url, lambda bus: cancel(bus, tenant="default", request=request))
-    system.wait_at_rest()
+    # They may be resumed, so they run on, to their end here.
+    system.wait_at_rest(within_s=5)
