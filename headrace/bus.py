@@ -150,8 +150,7 @@ class Bus:
 
     async def publish(self, subject: str, data: bytes, *, reply: str = "") -> None:
         """Publish without asking for an acknowledgement. Raises BrokerAway."""
-        if not self._client.is_connected:
-            raise BrokerAway("not connected")
+        self._check_connected()
         try:
             await self._client.publish(subject, data, reply=reply)
         except (nats.errors.Error, OSError) as error:
@@ -244,12 +243,14 @@ class Bus:
 
     async def put_blob(self, bucket: str, name: str, content: bytes) -> None:
         """Store a file. Raises BrokerAway and BrokerRefused."""
+        self._check_connected()
         with _translated():
             store = await self._js.object_store(bucket)
             await store.put(name, content)
 
     async def get_blob(self, bucket: str, name: str) -> bytes | None:
         """Return a file's content, None if there is none. Raises BrokerAway and BrokerRefused."""
+        self._check_connected()
         with _translated():
             store = await self._js.object_store(bucket)
             try:
@@ -263,7 +264,12 @@ class Bus:
         with contextlib.suppress(nats.errors.Error, OSError, asyncio.TimeoutError):
             if self._client.is_connected:
                 await self._client.flush(timeout=1)
-        await self._client.close()
+        with contextlib.suppress(OSError):  # what was pending for a broker that is away
+            await self._client.close()
+
+    def _check_connected(self) -> None:
+        if not self._client.is_connected:
+            raise BrokerAway("not connected")
 
     async def _ask(
         self, subject: str, data: bytes, *, headers: dict[str, str] | None, timeout_s: float
@@ -282,8 +288,7 @@ class Bus:
     async def _send(
         self, subject: str, data: bytes, *, headers: dict[str, str] | None
     ) -> "asyncio.Future[Message]":
-        if not self._client.is_connected:
-            raise BrokerAway("not connected")
+        self._check_connected()
         token = f"{next(self._tokens):x}"
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._waiting[token] = answer

@@ -45,7 +45,7 @@ def claim_port(host: str, port: int) -> int:
 
 def is_loopback(host: str) -> bool:
     """Tell whether only this machine can reach `host`."""
-    if host == "localhost":
+    if host == "localhost" or host.endswith(".localhost"):  # RFC 6761
         return True
     try:
         return ipaddress.ip_address(host).is_loopback

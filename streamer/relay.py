@@ -68,13 +68,13 @@ class Relay:
                 if lines is None:
                     lines = self._lines()
                 body = lines.render(events)
+                ended = isinstance(events[-1], Complete | Broken)
             elif reply.refusal is not None:
                 body = error_event(reply.refusal)
+                ended = True
             else:
                 body = COMMENT if reply.comment_due else b""
-            ended = reply.refusal is not None or (
-                bool(events) and isinstance(events[-1], Complete | Broken)
-            )
+                ended = False
             if body or ended:
                 reply.sending()
                 await send({"type": "http.response.body", "body": body, "more_body": not ended})

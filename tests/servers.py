@@ -46,6 +46,7 @@ class Process:
                 env=env,
             )
         self.pid = self._popen.pid
+        self._told = False  # a second SIGTERM ends a node at once
 
     @property
     def alive(self) -> bool:
@@ -55,10 +56,15 @@ class Process:
         """Return what the process has logged."""
         return self.log.read_text(errors="replace")
 
+    def terminate(self) -> None:
+        """Send SIGTERM, once, if it runs."""
+        if self.alive and not self._told:
+            self._told = True
+            self._popen.terminate()
+
     def stop(self, *, within_s: float = 15.0) -> int:
         """End it with SIGTERM and return its exit status; SIGKILL where that does not help."""
-        if self.alive:
-            self._popen.terminate()
+        self.terminate()
         try:
             return self._popen.wait(within_s)
         except subprocess.TimeoutExpired:

@@ -74,8 +74,6 @@ def test_a_question_nobody_answers_fails_at_once(nats_url: str) -> None:
         begun_s = time.monotonic()
         with pytest.raises(BrokerAway):
             await bus.store("nobody.listens", b"", timeout_s=5)
-        with pytest.raises(BrokerAway):
-            await bus.api("NO.SUCH.VERB")
         assert time.monotonic() - begun_s < 1.0
 
     with_bus(nats_url, test)
@@ -255,6 +253,17 @@ def test_a_restart_heals_the_connection_its_subscriptions_and_its_watchers(
             assert (await one.store("kept.b", b"2")).seq == 2
 
     asyncio.run(test())
+
+
+def test_a_connection_closes_without_fault_while_the_broker_is_away(own_nats: NatsServer) -> None:
+    async def test(bus: Bus) -> None:
+        await asyncio.to_thread(own_nats.stop)
+        await until(lambda: not bus.connected, within_s=2)
+        begun_s = time.monotonic()
+        await bus.close()
+        assert time.monotonic() - begun_s < 2.0
+
+    with_bus(own_nats.url, test)
 
 
 def test_the_payload_limit_is_the_brokers(nats_url: str) -> None:

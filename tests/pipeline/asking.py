@@ -39,12 +39,9 @@ class Streamed:
 
     def text(self, choice: int = 0) -> str:
         """The content of a choice, of either endpoint."""
-        found = []
-        for chunk in self.chunks:
-            for part in chunk.get("choices", ()):
-                if part["index"] == choice:
-                    found.append(part.get("text") or part.get("delta", {}).get("content") or "")
-        return "".join(found)
+        parts = [part for chunk in self.chunks for part in chunk.get("choices", ())]
+        own = [part for part in parts if part["index"] == choice]
+        return "".join(p.get("text") or p.get("delta", {}).get("content") or "" for p in own)
 
     def reasons(self) -> dict[int, str]:
         """The finish reason of each choice; given once only."""

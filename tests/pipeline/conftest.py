@@ -137,6 +137,8 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
             wait_ready(each.process, each.admin_url)
         url = f"http://127.0.0.1:{port}"
         wait_for(lambda: models_at(url) == ["sim", "tiny"], within_s=15, what="both models")
+        for each in (*workers, tiny, gateway):
+            cleanup.callback(each.process.terminate)  # all at once, before waiting for any
         found = System(url, nats.url, gateway, tuple(workers), tiny)
         yield found
         for each in found.nodes:

@@ -187,8 +187,8 @@ def one_attempt(draw: st.DrawFn) -> tuple[int, list[Frame]]:
     cuts = sorted(draw(st.sets(st.integers(1, max(1, end - 1)))) | {0, end})
     cuts = [cut for cut in cuts if cut <= end]
     frames: list[Frame] = [tokens(A, first, last) for first, last in itertools.pairwise(cuts)]
-    for first in draw(st.lists(st.integers(0, end), max_size=4)):
-        frames.append(tokens(A, first, draw(st.integers(first, end))))
+    ranges = st.lists(st.tuples(st.integers(0, end), st.integers(0, end)), max_size=4)
+    frames += [tokens(A, min(pair), max(pair)) for pair in draw(ranges)]
     frames.append(finished(A, end, first=draw(st.none() | st.integers(0, end))))
     frames += [started(0, 0), Keepalive(A, draw(st.integers(-1, end - 1)))]
     frames += draw(st.lists(st.sampled_from(frames), max_size=6))

@@ -18,7 +18,7 @@ from workers.credit import (
 PARTITIONS = 8
 
 
-def credits_of(*, slots: int, owned: set[int] | None = None, partitions: int = 32) -> Credits:
+def worker_of(*, slots: int, owned: set[int] | None = None, partitions: int = 32) -> Credits:
     found = Credits(slots=slots, partitions=partitions)
     found.owned = frozenset(owned or ())
     return found
@@ -34,46 +34,45 @@ class Room(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.slots = 5
-        self.credits = credits_of(slots=self.slots, owned={0, 3}, partitions=PARTITIONS)
+        self.credits = worker_of(slots=self.slots, owned={0, 3}, partitions=PARTITIONS)
         self.now_s = 100.0
         self.held = 0
-        self.pulls: dict[str, list[object]] = {}
+        self.pulls: dict[str, tuple[Place, int, float]] = {}  # what the broker has
 
     @rule(later_s=st.floats(0, 0.4))
     def plan(self, later_s: float) -> None:
         self.now_s += later_s
+        self.pulls = {t: pull for t, pull in self.pulls.items() if pull[2] > self.now_s}
         for pull in self.credits.plan(held=self.held, now_s=self.now_s):
             assert pull.batch >= 1
             own = pull.place.partition in self.credits.owned
             assert (pull.priority == 0) == own
             assert 0 <= pull.priority <= 9
             assert pull.place.lane == "online" or self.held < self.slots / 2
-            self.pulls[pull.token] = [pull.place, pull.batch]
+            self.pulls[pull.token] = (pull.place, pull.batch, self.now_s + pull.expires_s)
 
     @precondition(lambda self: self.pulls)
     @rule(data=st.data())
     def deliver(self, data: st.DataObject) -> None:
-        token = data.draw(st.sampled_from(sorted(self.pulls)))
-        place = self.pulls[token][0]
+        place = self.pulls[data.draw(st.sampled_from(sorted(self.pulls)))][0]
         # The broker serves a place's oldest pull first.
-        token = next(t for t, (at, _) in self.pulls.items() if at == place)
+        token = next(t for t, (at, _, _) in self.pulls.items() if at == place)
+        _, left, until_s = self.pulls.pop(token)
+        if left > 1:
+            self.pulls = {token: (place, left - 1, until_s)} | self.pulls
         before = self.credits.outstanding
-        assert isinstance(place, Place)
         self.credits.delivered(place, now_s=self.now_s)
-        assert self.credits.outstanding >= before - 1
+        assert self.credits.outstanding == before - 1
         self.held += 1
-        left = self.pulls[token][1]
-        assert isinstance(left, int)
-        self.pulls[token][1] = left - 1
-        if left == 1:
-            del self.pulls[token]
 
     @precondition(lambda self: self.pulls)
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         token = data.draw(st.sampled_from(sorted(self.pulls)))
-        place, _ = self.pulls.pop(token)
-        assert self.credits.ended(token) in (place, None)
+        place, left, _ = self.pulls.pop(token)
+        before = self.credits.outstanding
+        assert self.credits.ended(token) == place
+        assert self.credits.outstanding == before - left
 
     @precondition(lambda self: self.held)
     @rule()
@@ -98,8 +97,9 @@ class Room(RuleBasedStateMachine):
 
     @invariant()
     def room_is_kept(self) -> None:
-        assert self.credits.outstanding >= 0
-        assert self.credits.outstanding + self.held <= self.slots + OVERCOMMIT or not self.pulls
+        handed_over_at_most = sum(left for _, left, _ in self.pulls.values())
+        assert self.credits.outstanding >= handed_over_at_most
+        assert self.credits.outstanding + self.held <= self.slots + OVERCOMMIT
 
 
 TestRoom = Room.TestCase
@@ -110,13 +110,13 @@ TestRoom.settings = settings(max_examples=60, stateful_step_count=30, deadline=N
 def test_pulls_and_held_requests_never_pass_slots_and_overcommit(
     slots: int, held: int, owned: set[int]
 ) -> None:
-    plan = credits_of(slots=slots, owned=owned).plan(held=held, now_s=1)
+    plan = worker_of(slots=slots, owned=owned).plan(held=held, now_s=1)
     assert asked(plan) <= max(0, slots + OVERCOMMIT - held)
     assert len({pull.token for pull in plan}) == len(plan)
 
 
 def test_own_partitions_come_first_at_priority_0() -> None:
-    plan = credits_of(slots=1024, owned={5, 9}).plan(held=0, now_s=1)
+    plan = worker_of(slots=1024, owned={5, 9}).plan(held=0, now_s=1)
     online = [pull for pull in plan if pull.place.lane == "online"]
     assert {pull.place.partition for pull in online[:2]} == {5, 9}
     assert [(pull.batch, pull.priority) for pull in online[:2]] == [(OWN_CREDIT, 0)] * 2
@@ -127,7 +127,7 @@ def test_own_partitions_come_first_at_priority_0() -> None:
 def test_a_busier_worker_asks_for_foreign_partitions_less_urgently() -> None:
     priorities = []
     for held in (0, 256, 512, 768, 1000):
-        plan = credits_of(slots=1024, owned={0}).plan(held=held, now_s=1)
+        plan = worker_of(slots=1024, owned={0}).plan(held=held, now_s=1)
         priorities.append(next(pull.priority for pull in plan if pull.place.partition != 0))
     assert priorities == sorted(priorities)
     assert priorities[0] == 1
@@ -135,19 +135,19 @@ def test_a_busier_worker_asks_for_foreign_partitions_less_urgently() -> None:
 
 
 def test_a_full_worker_asks_for_nothing() -> None:
-    assert credits_of(slots=4, owned={1}).plan(held=4 + OVERCOMMIT, now_s=1) == []
-    assert credits_of(slots=4, owned={1}).plan(held=100, now_s=1) == []
+    assert worker_of(slots=4, owned={1}).plan(held=4 + OVERCOMMIT, now_s=1) == []
+    assert worker_of(slots=4, owned={1}).plan(held=100, now_s=1) == []
 
 
 def test_batch_waits_until_half_the_slots_are_free() -> None:
-    free = credits_of(slots=1024).plan(held=511, now_s=1)
-    busy = credits_of(slots=1024).plan(held=512, now_s=1)
+    free = worker_of(slots=1024).plan(held=511, now_s=1)
+    busy = worker_of(slots=1024).plan(held=512, now_s=1)
     assert {pull.place.lane for pull in free} == {"online", "batch"}
     assert {pull.place.lane for pull in busy} == {"online"}
 
 
 def test_with_less_room_than_partitions_pulls_are_short_and_reach_every_place_in_turn() -> None:
-    worker = credits_of(slots=1, owned={3})
+    worker = worker_of(slots=1, owned={3})
     reached: set[int] = set()
     now_s = 1.0
     for _ in range(60):
@@ -162,7 +162,7 @@ def test_with_less_room_than_partitions_pulls_are_short_and_reach_every_place_in
 
 
 def test_own_partitions_are_never_left_out_of_the_rotation() -> None:
-    worker = credits_of(slots=1, owned={3, 30})
+    worker = worker_of(slots=1, owned={3, 30})
     for turn in range(40):
         plan = worker.plan(held=1, now_s=float(turn))
         assert {3, 30} <= {pull.place.partition for pull in plan}
@@ -171,7 +171,7 @@ def test_own_partitions_are_never_left_out_of_the_rotation() -> None:
 
 
 def test_a_lost_pull_is_forgotten_after_its_time_and_asked_again() -> None:
-    worker = credits_of(slots=1024, owned={0})
+    worker = worker_of(slots=1024, owned={0})
     first = asked(worker.plan(held=0, now_s=10))
     assert worker.outstanding == first
     assert worker.plan(held=0, now_s=10.1) == []
@@ -181,7 +181,7 @@ def test_a_lost_pull_is_forgotten_after_its_time_and_asked_again() -> None:
 
 
 def test_a_status_ends_a_pull_once() -> None:
-    worker = credits_of(slots=1024, owned={0})
+    worker = worker_of(slots=1024, owned={0})
     pull = worker.plan(held=0, now_s=1)[0]
     before = worker.outstanding
     assert worker.ended(pull.token) == pull.place
@@ -192,7 +192,7 @@ def test_a_status_ends_a_pull_once() -> None:
 
 
 def test_own_credit_is_topped_up_in_halves() -> None:
-    worker = credits_of(slots=1024, owned={0})
+    worker = worker_of(slots=1024, owned={0})
     worker.plan(held=0, now_s=1)
     place = Place("online", 0)
     for delivered in range(1, OWN_CREDIT // 2):
@@ -204,7 +204,7 @@ def test_own_credit_is_topped_up_in_halves() -> None:
 
 
 def test_a_foreign_place_rests_a_few_ms_after_it_was_served() -> None:
-    worker = credits_of(slots=1024, owned={0})
+    worker = worker_of(slots=1024, owned={0})
     worker.plan(held=0, now_s=1)
     foreign = Place("online", 7)
     worker.delivered(foreign, now_s=1)
@@ -214,6 +214,6 @@ def test_a_foreign_place_rests_a_few_ms_after_it_was_served() -> None:
 
 
 def test_a_delivery_that_was_not_asked_for_changes_nothing() -> None:
-    worker = credits_of(slots=4)
+    worker = worker_of(slots=4)
     worker.delivered(Place("online", 1), now_s=1)
     assert worker.outstanding == 0

@@ -1,0 +1,101 @@
+"""The broker goes and comes back: what clients are told meanwhile, and that all heals by itself."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+
+from headrace import topology
+from tests.broker import with_bus
+from tests.pipeline.asking import CHAT, chat, collect, hook, refusal, stream
+from tests.pipeline.conftest import Node, worker
+from tests.servers import NatsServer, answers, free_port, node, wait_for, wait_ready
+
+
+@dataclass
+class Small:
+    """A system whose broker may be stopped."""
+
+    nats: NatsServer
+    gateway: Node
+    worker: Node
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.gateway.admin_url, timeout=20)
+
+    def ready(self) -> bool:
+        return answers(f"{self.gateway.admin_url}/readyz")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Small]:
+    folder = tmp_path_factory.mktemp("small")
+    nats = NatsServer(folder)
+    port = free_port()
+    # The tiers may start before their broker and before its streams.
+    log = folder / "gateway.log"
+    process = node("gateway", "--nats-url", nats.url, "--port", str(port), log=log)
+    gateway = Node("gateway", process, f"http://127.0.0.1:{port}")
+    only = worker("worker", nats.url, folder)
+    try:
+        nats.start()
+        with_bus(nats.url, topology.apply)
+        for each in (gateway, only):
+            wait_ready(each.process, each.admin_url)
+        found = Small(nats, gateway, only)
+        url = f"{gateway.admin_url}/readyz"
+        wait_for(lambda: httpx.get(url).json()["models"] == ["sim"], within_s=15, what="the model")
+        yield found
+        for each in (gateway, only):
+            assert each.process.alive, each.process.said()[-4000:]
+    finally:
+        assert only.process.stop() == 0, only.process.said()[-4000:]
+        assert gateway.process.stop() == 0, gateway.process.said()[-4000:]
+        nats.stop()
+
+
+def test_tiers_that_start_before_their_broker_serve_once_it_is_there(small: Small) -> None:
+    with small.client() as client:
+        assert collect(client, chat(sim=hook("a")))["choices"][0]["message"]["content"] == "a"
+
+
+def test_while_the_broker_is_away_requests_are_503_at_once_and_it_heals(small: Small) -> None:
+    with small.client() as client:
+        small.nats.stop()
+        wait_for(lambda: not small.ready(), within_s=3, what="readiness 503")
+        assert answers(f"{small.gateway.admin_url}/healthz")
+        for _ in range(5):
+            begun_s = time.monotonic()
+            answer = client.post(CHAT, json=chat())
+            assert time.monotonic() - begun_s < 1.0
+            assert answer.status_code == 503
+            assert refusal(answer)["code"] == "broker_unavailable"
+            assert int(answer.headers["retry-after"]) >= 1
+        small.nats.start()
+        wait_for(small.ready, within_s=5, what="readiness 200")
+        begun_s = time.monotonic()
+        assert collect(client, chat(sim=hook("b")))["choices"][0]["message"]["content"] == "b"
+        assert time.monotonic() - begun_s < 5.0
+
+
+def test_a_broker_restarted_in_the_middle_of_a_stream_loses_and_repeats_nothing(
+    small: Small,
+) -> None:
+    pieces = [f"<{number}>" for number in range(150)]
+    body = chat("restart", stream=True, sim=hook(*pieces, itl_ms=20))
+    with small.client() as client, client.stream("POST", CHAT, json=body) as answer:
+        raw = b""
+        for part in answer.iter_raw():
+            if raw.count(b"data:") < 10 <= (raw + part).count(b"data:"):
+                small.nats.stop()
+                small.nats.start()
+            raw += part
+        text = raw.decode()
+    found = [piece for piece in pieces if text.count(piece) == 1]
+    assert found == pieces
+    assert sorted(pieces, key=text.index) == pieces
+    assert text.endswith("data: [DONE]\n\n")
+    with small.client() as client:
+        assert stream(client, chat(sim=hook("after"))).text() == "after"

@@ -1,0 +1,149 @@
+"""A process that is told to stop lets what it has end, and takes no more."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from tests.pipeline.asking import CHAT, Streamed, chat, hook, refusal, stream
+from tests.pipeline.conftest import System, worker
+from tests.servers import Process, answers, free_port, node, wait_for, wait_ready
+
+PIECES = [f"<{number}>" for number in range(60)]
+
+
+@contextmanager
+def streaming(url: str, count: int, *, itl_ms: int = 25) -> Iterator[list[str]]:
+    """Run so many streams in threads; their texts are there when the block ends."""
+    texts = [""] * count
+
+    def ask(number: int) -> None:
+        with httpx.Client(base_url=url, timeout=30) as client:
+            body = chat(f"stopping {number}", sim=hook(*PIECES, itl_ms=itl_ms, ttft_ms=0))
+            found: Streamed = stream(client, body)
+            texts[number] = found.text() + (found.events[-1].data)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    yield texts
+    for thread in threads:
+        thread.join()
+
+
+def _stop_in_background(process: Process) -> tuple[threading.Thread, list[int]]:
+    status: list[int] = []
+    thread = threading.Thread(target=lambda: status.append(process.stop()))
+    thread.start()
+    return thread, status
+
+
+def test_a_worker_told_to_stop_ends_what_runs_and_pulls_no_more(
+    system: System, tmp_path: Path
+) -> None:
+    third = worker("third", system.nats_url, tmp_path)
+    try:
+        wait_ready(third.process, third.admin_url)
+        with streaming(system.url, 16) as texts:
+            running = "headrace_worker_requests_running"
+            wait_for(lambda: third.metrics()[running] >= 1, within_s=3, what="a request for it")
+            stopper, status = _stop_in_background(third.process)
+            wait_for(
+                lambda: not answers(f"{third.admin_url}/readyz"), within_s=1, what="readiness 503"
+            )
+        stopper.join()
+    finally:
+        third.process.stop()
+    assert texts == ["".join(PIECES) + "[DONE]"] * 16
+    assert status == [0]
+    assert "Traceback" not in third.process.said()
+    system.wait_at_rest()
+
+
+def test_a_worker_past_its_grace_gives_its_request_back_and_the_client_is_told(
+    system: System, tmp_path: Path
+) -> None:
+    model = ("--served-model-name", "brief", "--grace-s", "0.3")
+    only = worker("brief-0", system.nats_url, tmp_path, *model)
+    try:
+        wait_ready(only.process, only.admin_url)
+        body = chat(model="brief", stream=True, sim=hook(*PIECES, itl_ms=200, ttft_ms=0))
+        with system.client() as client:
+            wait_for(
+                lambda: client.post(CHAT, json=chat(model="brief", max_tokens=1)).is_success,
+                within_s=15,
+                what="the model",
+            )
+            with client.stream("POST", CHAT, json=body) as answer:
+                lines = answer.iter_lines()
+                next(lines)
+                begun_s = time.monotonic()
+                assert only.process.stop() == 0
+                assert time.monotonic() - begun_s < 5.0
+    finally:
+        only.process.stop()
+    assert "Traceback" not in only.process.said()
+    system.wait_at_rest()
+
+
+def test_a_gateway_told_to_stop_ends_its_streams_and_refuses_new_ones(
+    system: System, tmp_path: Path
+) -> None:
+    port, admin_port = free_port(), free_port()
+    url, admin_url = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}"
+    ports = ("--port", str(port), "--admin-port", str(admin_port))
+    process = node("gateway", "--nats-url", system.nats_url, *ports, log=tmp_path / "g.log")
+    try:
+        wait_ready(process, admin_url)
+        with httpx.Client(base_url=url) as client:
+            wait_for(
+                lambda: len(client.get("/v1/models").json()["data"]) >= 2, within_s=10, what="sim"
+            )
+            with streaming(url, 10) as texts:
+                begun = "headrace_gateway_replies_open 10.0"
+                wait_for(
+                    lambda: begun in client.get("/metrics").text, within_s=3, what="ten streams"
+                )
+                stopper, status = _stop_in_background(process)
+                wait_for(lambda: not answers(f"{admin_url}/readyz"), within_s=1, what="503")
+                assert answers(f"{admin_url}/healthz")
+                answer = client.post(CHAT, json=chat())
+                assert answer.status_code == 503
+                assert refusal(answer)["code"] == "draining"
+            stopper.join()
+    finally:
+        process.stop()
+    assert texts == ["".join(PIECES) + "[DONE]"] * 10
+    assert status == [0]
+    assert "Traceback" not in process.said()
+
+
+def test_a_gateway_past_its_grace_ends_streams_with_an_error_that_says_so(
+    system: System, tmp_path: Path
+) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    args = ("--nats-url", system.nats_url, "--port", str(port), "--grace-s", "0.3")
+    process = node("gateway", *args, log=tmp_path / "g.log")
+    try:
+        wait_ready(process, url)
+        with httpx.Client(base_url=url, timeout=20) as client:
+            wait_for(
+                lambda: len(client.get("/v1/models").json()["data"]) >= 2, within_s=10, what="sim"
+            )
+        # Each token may meet the end of the grace, so there are many.
+        with streaming(url, 12, itl_ms=40) as texts:
+            begun = "headrace_gateway_replies_open 12.0"
+            with httpx.Client(base_url=url) as client:
+                wait_for(lambda: begun in client.get("/metrics").text, within_s=3, what="streams")
+            stopper, status = _stop_in_background(process)
+        stopper.join()
+    finally:
+        process.stop()
+    assert all('"code":"stream_interrupted"' in text for text in texts), texts
+    assert status == [0]
+    # They may be resumed, so they run on, to their end here.
+    system.wait_at_rest(within_s=5)
