@@ -12,7 +12,9 @@ from bench.system import ROOT, NotStarted
 
 
 def main(
-    only: Annotated[list[str] | None, typer.Option(help=f"Row to measure: {', '.join(ROWS)}.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help=f"Row to measure: {', '.join(ROWS)}.")
+    ] = None,
 ) -> None:
     """Measure the budget's rows, each beside a bare ASGI server that sends the same bytes."""
     for name in only or ():

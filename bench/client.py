@@ -290,25 +290,35 @@ async def accept(plan: Plan, meter: Meter) -> Outcome:
 
 async def first(plan: Plan, _: Meter) -> Outcome:
     """Measure the wait for the first event, at each target in turn."""
-    streams = [(target, *await _open(target, 1)) for target in plan.targets]
+    streams = [(target, (await _open(target, 1))[0]) for target in plan.targets]
     seconds: list[list[float]] = [[] for _ in streams]
-    loop = asyncio.get_running_loop()
     for number, body in enumerate(plan.bodies):
-        for place, (target, stream) in enumerate(streams):
-            request = request_bytes(target.path, body)
-            heard, over = loop.create_future(), loop.create_future()
-            stream.first = lambda heard=heard: heard.set_result(time.perf_counter())  # type: ignore[misc]
-            stream.over = lambda over=over: over.set_result(None)  # type: ignore[misc]
-            begin_s = time.perf_counter()
-            stream.send(request)
-            wait_s = await heard - begin_s
-            await over
+        for (target, stream), waits_s in zip(streams, seconds, strict=True):
+            wait_s = await _first_event(stream, request_bytes(target.path, body))
             if stream.events != plan.events:
                 raise BadAnswer(f"{stream.events} events instead of {plan.events}")
             if number >= plan.warm:
-                seconds[place].append(wait_s)
+                waits_s.append(wait_s)
             await asyncio.sleep(0.002)  # apart, so that one's end does not delay the next
     return Outcome(units=len(seconds[0]), seconds=seconds)
+
+
+async def _first_event(stream: Stream, request: bytes) -> float:
+    """Return how long the first event took, once the stream is over."""
+    loop = asyncio.get_running_loop()
+    over = loop.create_future()
+    heard_s = 0.0
+
+    def heard() -> None:
+        nonlocal heard_s
+        heard_s = time.perf_counter()
+
+    stream.first = heard
+    stream.over = lambda: over.set_result(None)
+    begin_s = time.perf_counter()
+    stream.send(request)
+    await over
+    return heard_s - begin_s
 
 
 async def hold(plan: Plan, meter: Meter) -> Outcome:

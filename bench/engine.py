@@ -34,7 +34,7 @@ async def _run(plan: EnginePlan) -> Outcome:
         for place, raw in enumerate(plan.hooks):
             hook = None if raw is None else msgspec.convert(raw, SimHook)
             group.create_task(generate(place, hook))
-        while min(made) < plan.warm:
+        while min(made) < plan.warm:  # noqa: ASYNC110 - an event would be work in emit
             await asyncio.sleep(0.02)
         process = psutil.Process()
         before, before_s, begin_s = sum(made), process.cpu_times(), time.perf_counter()

@@ -1,5 +1,6 @@
 """Runs the load client and the engine alone, each in a process of its own, and what they send."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -65,12 +66,10 @@ def bodies(count: int, *, prompt: str = "Tell me about river {}.", **more: Any) 
 def prompt_of(tokens: int) -> str:
     """Return a prompt of about so many tokens with a place for a number at its beginning."""
     prompter = Prompter(tokenizer_files())
-    words = "the river carries water to the mill and the mill returns it to the river below".split()
     text = "Number {}:"
-    turn = 0
+    words = itertools.cycle(["the", "river", "carries", "water", "to", "a", "mill", "and", "on"])
     while len(prompter.chat([ChatMessage("user", text)], None)) < tokens:
-        text += " " + words[turn % len(words)]
-        turn += 1
+        text += " " + next(words)
     return text
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
+import msgspec
 import psutil
 
 from bench import system
@@ -21,7 +22,7 @@ STREAMS: Final = 256
 ITL_MS: Final = 20.0
 WARM: Final = 30
 WINDOW_S: Final = 2.5
-TOKENS: Final = 230
+TOKENS: Final = 190
 IN_FLIGHT: Final = 32
 STEP: Final = {"step_us": ITL_MS * 1000}
 INSTANT: Final[dict[str, float]] = {}
@@ -151,14 +152,18 @@ def ingress() -> Iterator[Line]:
         ("short", "Tell me about river {}.", 700.0),
         ("500-token chat", prompt_of(500), 1200.0),
     ):
+        requests = bodies(800, prompt=prompt, model="waiting", tokens=16)
+        plan = Plan(kind="accept", targets=[], bodies=requests, warm=200, in_flight=IN_FLIGHT)
         ours, bare = [], []
-        for _ in range(REPEATS):
-            requests = bodies(800, prompt=prompt, model="waiting", tokens=16)
-            plan = Plan(kind="accept", targets=[], bodies=requests, warm=200, in_flight=IN_FLIGHT)
-            with system.running(sim=None, waiting="waiting") as running:
+        with (
+            system.running(sim=None, waiting="waiting") as running,
+            system.reference(stream=b"", answer=b"{}") as reference,
+        ):
+            target = Target(reference.port, "/accept", reference.pids)
+            for _ in range(REPEATS):
+                system.publish_card(running.nats_url, "waiting")
                 ours.append(load(_at(plan, running.target())))
-            with system.reference(stream=b"\n\n\n\n\n\n", answer=b"{}") as reference:
-                bare.append(load(_at(plan, Target(reference.port, "/accept", reference.pids))))
+                bare.append(load(_at(plan, target)))
         measured, expected = _us(ours, "gateway"), _us(bare, "reference")
         unit = "µs/request"
         note = _foreign(ours, bare)
@@ -167,15 +172,7 @@ def ingress() -> Iterator[Line]:
 
 
 def _at(plan: Plan, target: Target) -> Plan:
-    return Plan(
-        kind=plan.kind,
-        targets=[target],
-        bodies=plan.bodies,
-        events=plan.events,
-        warm=plan.warm,
-        window_s=plan.window_s,
-        in_flight=plan.in_flight,
-    )
+    return msgspec.structs.replace(plan, targets=[target])
 
 
 def unstreamed() -> Iterator[Line]:
@@ -196,14 +193,14 @@ def unstreamed() -> Iterator[Line]:
                 in_flight=IN_FLIGHT,
             )
             ours, bare = [], []
-            with system.reference(stream=b"\n\n\n\n\n\n", answer=answer) as reference:
+            with system.reference(stream=b"", answer=answer) as reference:
                 target = Target(reference.port, "/object", reference.pids)
                 for _ in range(REPEATS):
                     ours.append(load(_at(plan, running.target())))
                     bare.append(load(_at(plan, target)))
             unit = "µs/request"
             note = _foreign(ours, bare)
-            what += ", gateway: ingress + streamer"
+            what += ", gateway (ingress + streamer)"
             measured, expected = _us(ours, "gateway"), _us(bare, "reference")
             yield Line("unstreamed", what, unit, measured, expected, None, note)
             yield Line("unstreamed", "  worker, engine in it", unit, _us(ours, "worker"))
@@ -243,12 +240,14 @@ def itl() -> Iterator[Line]:
     """How much later tokens come than from a bare server, at half of the paced rows' load."""
     ours, bare = [], []
     hooks = _clocks(STREAMS // 2)
-    with system.running(sim=STEP) as running:
-        with system.reference(stream=_captured(running.port), answer=b"{}") as reference:
-            target = Target(reference.port, "/own-clock", reference.pids)
-            for _ in range(REPEATS):
-                ours.append(load(_flow(running.target(), hooks)))
-                bare.append(load(_flow(target, hooks)))
+    with (
+        system.running(sim=STEP) as running,
+        system.reference(stream=_captured(running.port), answer=b"{}") as reference,
+    ):
+        target = Target(reference.port, "/own-clock", reference.pids)
+        for _ in range(REPEATS):
+            ours.append(load(_flow(running.target(), hooks)))
+            bare.append(load(_flow(target, hooks)))
     measured, expected = (
         median(1e3 * _percentile(outcome.seconds[0], 0.99) for outcome in run)
         for run in (ours, bare)

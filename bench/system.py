@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -87,9 +86,8 @@ def ready(name: str, child: subprocess.Popen[bytes], url: str, logs: Path) -> No
     """Wait until a URL answers 200. Raises NotStarted."""
     give_up_s = time.monotonic() + START_S
     while time.monotonic() < give_up_s and child.poll() is None:
-        with contextlib.suppress(urllib.error.URLError, OSError):
-            with urllib.request.urlopen(url, timeout=2):
-                return
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2):
+            return
         time.sleep(0.05)
     raise NotStarted(f"{name}: {(logs / f'{name}.log').read_text()[-2000:]}")
 
@@ -210,5 +208,3 @@ def _listening(child: subprocess.Popen[bytes], port: int, logs: Path) -> None:
         except OSError:
             time.sleep(0.05)
     raise NotStarted(f"reference: {(logs / 'reference.log').read_text()[-2000:]}")
-
-
