@@ -180,6 +180,11 @@ def _busy_s() -> float:
     return float(times.user + times.nice + times.system)
 
 
+def _percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
 async def _until(condition: Callable[[], bool], what: str) -> None:
     deadline_s = time.perf_counter() + PATIENCE_S
     while not condition():
@@ -214,7 +219,8 @@ async def paced(plan: Plan, meter: Meter) -> Outcome:
     outcome = meter.stop(sum(stream.events for stream in streams) - before)
     if any(stream.ended for stream in streams):
         raise BadAnswer("a stream ended within the window: the machine is too slow for this load")
-    outcome.seconds = [[gap_s for stream in streams for gap_s in stream.gaps_s]]
+    gaps_s = [gap_s for stream in streams for gap_s in stream.gaps_s]
+    outcome.p50_s, outcome.p99_s = [_percentile(gaps_s, 0.5)], [_percentile(gaps_s, 0.99)]
     await _until(lambda: all(stream.ended for stream in streams), "the streams to end")
     wrong = {stream.events for stream in streams} - {plan.events}
     if wrong:
@@ -288,10 +294,11 @@ async def accept(plan: Plan, meter: Meter) -> Outcome:
     return outcome
 
 
-async def first(plan: Plan, _: Meter) -> Outcome:
+async def first(plan: Plan, meter: Meter) -> Outcome:
     """Measure the wait for the first event, at each target in turn."""
     streams = [(target, (await _open(target, 1))[0]) for target in plan.targets]
     seconds: list[list[float]] = [[] for _ in streams]
+    meter.start()
     for number, body in enumerate(plan.bodies):
         for (target, stream), waits_s in zip(streams, seconds, strict=True):
             wait_s = await _first_event(stream, request_bytes(target.path, body))
@@ -300,7 +307,10 @@ async def first(plan: Plan, _: Meter) -> Outcome:
             if number >= plan.warm:
                 waits_s.append(wait_s)
             await asyncio.sleep(0.002)  # apart, so that one's end does not delay the next
-    return Outcome(units=len(seconds[0]), seconds=seconds)
+    outcome = meter.stop(len(seconds[0]))
+    outcome.p50_s = [_percentile(waits_s, 0.5) for waits_s in seconds]
+    outcome.p99_s = [_percentile(waits_s, 0.99) for waits_s in seconds]
+    return outcome
 
 
 async def _first_event(stream: Stream, request: bytes) -> float:

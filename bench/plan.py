@@ -44,7 +44,8 @@ class Outcome(msgspec.Struct, kw_only=True):
     cpu_s: dict[str, float] = {}
     memory_bytes: dict[str, int] = {}
     """Growth by process."""
-    seconds: list[list[float]] = []
+    p50_s: list[float] = []
+    p99_s: list[float] = []
     """Times by target: gaps between events, or waits for the first one."""
     wall_s: float = 0.0
     foreign_cores: float = 0.0

@@ -61,11 +61,6 @@ def _foreign(*runs: list[Outcome]) -> str:
     return f"others used {cores:.2f} cores" if cores > 0.1 else ""
 
 
-def _percentile(values: list[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
 # Paced streams
 
 
@@ -227,12 +222,12 @@ def ttft() -> Iterator[Line]:
                 warm=20,
             )
             outcomes = [load(plan) for _ in range(REPEATS)]
-    for name, share, budget in (("p50", 0.5, 2.0), ("p99", 0.99, 6.0)):
-        ours, bare = (
-            median(1e3 * _percentile(outcome.seconds[place], share) for outcome in outcomes)
-            for place in (0, 1)
-        )
-        note = f"{ours:.2f} ms in all"
+    for name, times, budget in (
+        ("p50", [outcome.p50_s for outcome in outcomes], 2.0),
+        ("p99", [outcome.p99_s for outcome in outcomes], 6.0),
+    ):
+        ours, bare = (median(1e3 * by_target[place] for by_target in times) for place in (0, 1))
+        note = f"{ours:.2f} ms in all; {_foreign(outcomes)}".rstrip("; ")
         yield Line("ttft", f"added TTFT, {name}", "ms", ours - bare, bare, budget, note)
 
 
@@ -248,10 +243,7 @@ def itl() -> Iterator[Line]:
         for _ in range(REPEATS):
             ours.append(load(_flow(running.target(), hooks)))
             bare.append(load(_flow(target, hooks)))
-    measured, expected = (
-        median(1e3 * _percentile(outcome.seconds[0], 0.99) for outcome in run)
-        for run in (ours, bare)
-    )
+    measured, expected = (median(1e3 * outcome.p99_s[0] for outcome in run) for run in (ours, bare))
     note = f"gap {measured:.2f} ms; {_foreign(ours, bare)}".rstrip("; ")
     yield Line("itl", "added ITL, p99", "ms", measured - expected, expected, 5.0, note)
 
