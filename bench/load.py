@@ -40,7 +40,10 @@ def _run(module: str, plan: Plan | EnginePlan) -> Outcome:
     )
     if done.returncode:
         raise LoadFailed(done.stderr.decode()[-2000:])
-    return msgspec.json.decode(done.stdout, type=Outcome)
+    try:
+        return msgspec.json.decode(done.stdout, type=Outcome)
+    except msgspec.DecodeError as error:
+        raise LoadFailed(f"{module} ended without an outcome: {done.stderr!r}") from error
 
 
 def chat(
