@@ -11,12 +11,12 @@ from gateway.inline import Inline
 from headrace import lifecycle, topology
 from headrace.bus import Bus
 from headrace.http import serve
-from headrace.lifecycle import log_to_stdout, running_tasks
+from headrace.lifecycle import log_to_stdout, running_tasks, settle_memory
 from headrace.node import Stopped, admin_port, broker, unique
 from headrace.settings import ListenSettings, NodeSettings, api_keys, command
 from headrace.telemetry import Readiness, admin_routes, registry_of
 from ingress.admit import Ingress
-from ingress.app import application
+from ingress.app import Application
 from ingress.auth import Gate, guard_address
 from ingress.catalogue import Catalogue
 from ingress.desk import Desk
@@ -73,11 +73,12 @@ async def _serve(
     readings = [*ingress_readings(ingress), *streamer_readings(mailbox, sockets)]
     operator_routes = admin_routes(readiness, registry_of("gateway", readings))
     extra = [*websocket_routes(sockets), *operator_routes]
-    app = application(ingress, Inline(mailbox), extra)
+    app = Application(ingress, Inline(mailbox), extra)
     serving = await serve(app, host=settings.host, port=settings.port)
     async with admin_port(settings, "gateway", readiness, readings), running_tasks() as tasks:
         tasks.start("models", catalogue.follow())
         tasks.start("replies", mailbox.tick_forever())
+        settle_memory()
         await stop.wait()
         ingress.draining = True
         sockets.drain()

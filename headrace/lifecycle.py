@@ -1,6 +1,7 @@
 """How a node lives: one event loop, one stop, and named tasks whose death ends the node."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -17,6 +18,17 @@ log = logging.getLogger(__name__)
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 Main = Callable[[asyncio.Event], Awaitable[None]]
+
+
+def settle_memory() -> None:
+    """Spare the garbage collector what a node keeps for good; call once it is ready.
+
+    What requests leave behind is freed by reference counts; the collector's frequent looks at all
+    of it would cost 5 % of a streamer's time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 class TaskEnded(Exception):

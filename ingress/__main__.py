@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from headrace import lifecycle, topology
 from headrace.bus import Bus
 from headrace.http import serve
-from headrace.lifecycle import log_to_stdout, running_tasks
+from headrace.lifecycle import log_to_stdout, running_tasks, settle_memory
 from headrace.node import Stopped, admin_port, broker, unique
 from headrace.settings import ListenSettings, NodeSettings, api_keys, command
 from headrace.telemetry import Readiness, admin_routes, registry_of
 from headrace.ticket import load_tickets
 from ingress import desk
 from ingress.admit import Ingress
-from ingress.app import application
+from ingress.app import Application
 from ingress.auth import Gate, guard_address
 from ingress.catalogue import Catalogue
 from ingress.redirect import Redirect
@@ -70,11 +70,12 @@ async def _serve(settings: IngressSettings, gate: Gate, bus: Bus, stop: asyncio.
     readings = ingress_readings(ingress)
     pages = admin_routes(readiness, registry_of("ingress", readings))
     serving = await serve(
-        application(ingress, redirect, pages), host=settings.host, port=settings.port
+        Application(ingress, redirect, pages), host=settings.host, port=settings.port
     )
     async with admin_port(settings, "ingress", readiness, readings), running_tasks() as tasks:
         tasks.start("models", catalogue.follow())
         tasks.start("streamers", prune_streamers())
+        settle_memory()
         await stop.wait()
         ingress.draining = True
         await serving.close(grace_s=settings.grace_s)

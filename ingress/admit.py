@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from headrace import topology
@@ -25,6 +26,7 @@ from schemas.subjects import ReplySubject, RequestSubject
 from schemas.wire import Envelope, Sampling, Shape, pack_tokens
 
 DEADLINE_S: Final = 600.0
+INLINE_BYTES_MAX: Final = 4096
 _DECIMAL: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 Ask = ChatRequest | CompletionRequest
@@ -61,10 +63,11 @@ class Ingress:
         self.draining = False
         self._threads = threads
 
-    async def admit(self, origin: Origin, ask: Ask) -> None:
+    async def admit(self, origin: Origin, ask: Ask, *, body_bytes: int) -> None:
         """Put an authenticated request into the queue. Raises a Refusal.
 
-        Whoever reads the reply must expect it before the call.
+        Whoever reads the reply must expect it before the call. `body_bytes` is the size of what
+        `ask` was read from.
         """
         state = step(State.RECEIVED, State.AUTHENTICATED)
         if self.draining:
@@ -74,7 +77,7 @@ class Ingress:
             raise InvalidRequest("'sim' is for the simulated engine only.", param="sim")
         if not self.bus.connected:
             raise BrokerUnavailable("The queue cannot be reached.")
-        tokens = await self._tokens(model, ask)
+        tokens = await self._tokens(model, ask, body_bytes)
         cost = _cost(model, ask, len(tokens))
         state = step(state, State.COSTED)
         state = step(state, State.RESERVED)
@@ -83,16 +86,21 @@ class Ingress:
         await dispatch(self.bus, _subject(origin, model, ask, tokens), envelope)
         step(state, State.PUBLISHED)
 
-    async def _tokens(self, model: Model, ask: Ask) -> list[int]:
-        """Render and tokenise in a thread: a long prompt must not hold the others up."""
-        loop = asyncio.get_running_loop()
+    async def _tokens(self, model: Model, ask: Ask, body_bytes: int) -> list[int]:
+        """Render and tokenise, in a thread where that takes long: the others must not wait.
+
+        A short prompt takes 0.1 ms, and going to a thread and back longer.
+        """
+        prompter = model.prompter
         if isinstance(ask, ChatRequest):
-            return await loop.run_in_executor(
-                self._threads, model.prompter.chat, ask.messages, ask.tools
-            )
-        if ask.tokens is not None:
-            return model.prompter.tokens(ask.tokens)
-        return await loop.run_in_executor(self._threads, model.prompter.text, ask.text)
+            work = partial(prompter.chat, ask.messages, ask.tools)
+        elif ask.tokens is not None:
+            work = partial(prompter.tokens, ask.tokens)
+        else:
+            work = partial(prompter.text, ask.text)
+        if body_bytes <= INLINE_BYTES_MAX:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
 def parse(body: bytes, *, chat: bool, streamed: bool = False) -> Ask:

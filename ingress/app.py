@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 
 from headrace.answers import EXCEPTION_HANDLERS
 from ingress.admit import Ingress
@@ -11,15 +12,31 @@ from ingress.handoff import Handoff
 from ingress.routes import Generate, models
 
 
-def application(ingress: Ingress, handoff: Handoff, extra: Sequence[BaseRoute] = ()) -> Starlette:
-    """Return the ASGI application of an ingress; `extra` routes are the node's own."""
-    chat, completion = (Generate(ingress, handoff, chat=chat) for chat in (True, False))
-    return Starlette(
-        routes=[
-            Route("/v1/chat/completions", chat, methods=["POST"]),
-            Route("/v1/completions", completion, methods=["POST"]),
-            *extra,
-            Route("/v1/models", models(ingress), methods=["GET"]),
-        ],
-        exception_handlers=EXCEPTION_HANDLERS,
-    )
+class Application:
+    """The ASGI application of an ingress; `extra` routes are the node's own.
+
+    POSTs that generate go straight to their handler: Starlette's middlewares would wrap each
+    token's `send` twice.
+    """
+
+    def __init__(self, ingress: Ingress, handoff: Handoff, extra: Sequence[BaseRoute] = ()) -> None:
+        self._generate = {
+            "/v1/chat/completions": Generate(ingress, handoff, chat=True),
+            "/v1/completions": Generate(ingress, handoff, chat=False),
+        }
+        self._rest = Starlette(
+            routes=[
+                *extra,
+                *(Route(path, app, methods=["POST"]) for path, app in self._generate.items()),
+                Route("/v1/models", models(ingress), methods=["GET"]),
+            ],
+            exception_handlers=EXCEPTION_HANDLERS,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST":
+            generate = self._generate.get(scope["path"])
+            if generate is not None:
+                await generate(scope, receive, send)
+                return
+        await self._rest(scope, receive, send)

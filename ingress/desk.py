@@ -58,7 +58,8 @@ class Desk:
         counts.inflight += 1
         try:
             ask = parse(body, chat=chat, streamed=True)
-            await self._ingress.admit(Origin(Caller(tenant), request, streamer, deadline_s), ask)
+            origin = Origin(Caller(tenant), request, streamer, deadline_s)
+            await self._ingress.admit(origin, ask, body_bytes=len(body))
         except Refusal:
             counts.refused += 1
             raise

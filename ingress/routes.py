@@ -1,5 +1,6 @@
 """The API's routes: each composes the stations in their order."""
 
+import logging
 from typing import Any, Final
 
 from starlette.datastructures import Headers
@@ -10,8 +11,10 @@ from starlette.types import Receive, Scope, Send
 from headrace.answers import as_json, refused
 from ingress.admit import Ingress, Origin, deadline_of, parse
 from ingress.handoff import Answer, Handoff
-from schemas.errors import InvalidRequest, Refusal, RequestTooLarge
+from schemas.errors import InternalError, InvalidRequest, Refusal, RequestTooLarge
 from schemas.subjects import new_request_id
+
+log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX: Final = 16 * 1024 * 1024
 
@@ -36,6 +39,9 @@ class Generate:
         except Refusal as refusal:
             counts.refused += 1
             answer = refused(refusal, request)
+        except Exception:
+            log.exception("%s failed here", request)
+            answer = refused(InternalError("The server failed; the fault is ours."), request)
         finally:
             counts.inflight -= 1
         await answer(scope, receive, send)
@@ -43,12 +49,14 @@ class Generate:
     async def _admit(self, scope: Scope, receive: Receive, request: str) -> Answer:
         caller = self._ingress.gate.identify(scope["headers"])
         deadline_s = deadline_of(Headers(scope=scope).get("x-request-timeout"))
-        ask = parse(await read_body(Request(scope, receive)), chat=self._chat)
+        body = await read_body(Request(scope, receive))
+        ask = parse(body, chat=self._chat)
         expected = self._handoff.expect(
             tenant=caller.tenant, request=request, deadline_s=deadline_s
         )
         try:
-            await self._ingress.admit(Origin(caller, request, expected.streamer, deadline_s), ask)
+            origin = Origin(caller, request, expected.streamer, deadline_s)
+            await self._ingress.admit(origin, ask, body_bytes=len(body))
         except BaseException:
             expected.drop()
             raise

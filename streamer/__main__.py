@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from headrace import lifecycle, registry, topology
 from headrace.bus import BrokerAway, BrokerRefused, Bus
 from headrace.http import serve
-from headrace.lifecycle import log_to_stdout, running_tasks
+from headrace.lifecycle import log_to_stdout, running_tasks, settle_memory
 from headrace.node import Stopped, admin_port, broker, unique
 from headrace.settings import ListenSettings, NodeSettings, PublicUrl, command
 from headrace.telemetry import Readiness
@@ -89,6 +89,7 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
     async with admin_port(settings, "streamer", readiness, readings), running_tasks() as tasks:
         tasks.start("replies", mailbox.tick_forever())
         tasks.start("heartbeat", beat())
+        settle_memory()
         await stop.wait()
         draining = True
         await announce()

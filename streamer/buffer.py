@@ -6,6 +6,7 @@ what was dropped is read again from REPLIES once the reader has caught up with t
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from headrace import journal
@@ -14,7 +15,7 @@ from schemas import subjects
 from schemas.errors import DeadlineExceeded, Refusal, StreamInterrupted
 from schemas.subjects import ReplySubject
 from schemas.wire import BadFrame, decode_frame
-from streamer.reply import Event, Reply
+from streamer.reply import Event, Reply, Shown
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,8 @@ class OpenReply:
         self._sent_s = now_s
         self._sending = False
         self._hole_s: float | None = None
+        self._rest: Awaitable[None] | None = None
+        self.write_now: Callable[[Sequence[Event]], Awaitable[None] | None] | None = None
         self.writer: asyncio.Task[None] | None = None
 
     def frame(self, data: bytes) -> None:
@@ -65,26 +68,52 @@ class OpenReply:
         self._heard_s = 0.0  # the next tick sets it: a clock read per frame would cost more
         if self._behind:
             return
-        self._take(data, stored_seq=None)
-        if self._pending or self.reply.ended:
-            self._wake()
+        events = self._read(data, stored_seq=None)
+        if not events or self._written(events):
+            return
+        self._keep(events, len(data))
+        if self._pending_bytes > self._bytes_max:
+            self._behind = True
+        self._wake()
 
-    def _take(self, data: bytes, *, stored_seq: int | None) -> None:
+    def _read(self, data: bytes, *, stored_seq: int | None) -> Sequence[Event]:
         try:
-            events = self.reply.take(decode_frame(data), stored_seq=stored_seq)
+            return self.reply.take(decode_frame(data), stored_seq=stored_seq)
         except BadFrame as error:
             log.warning("a frame of %s that we cannot read: %s", self.subject.request, error)
-            return
-        if events:
-            self._pending.extend(events)
-            self._pending_bytes += len(data)
-            if self._pending_bytes > self._bytes_max and stored_seq is None:
-                self._behind = True
+            return ()
+
+    def _keep(self, events: Sequence[Event], size: int) -> None:
+        self._pending.extend(events)
+        self._pending_bytes += size
+
+    def _written(self, events: Sequence[Event]) -> bool:
+        """Write tokens at once if the reader waits for nothing else; tell whether it was done."""
+        if (
+            self.write_now is None
+            or self._waiter is None
+            or self._waiter.done()
+            or self._pending
+            or type(events[-1]) is not Shown
+        ):
+            return False
+        self.tokens += len(events)
+        self._rest = self.write_now(events)
+        if self._rest is None:
+            self._sent_s = 0.0
+        else:
+            self._wake()  # the reader waits for the rest of this write
+        return True
 
     async def next(self) -> list[Event]:
         """Wait for events and return all there are; none when something else is to be looked at:
         `left`, `refusal` or `comment_due`."""
         while True:
+            if self._rest is not None:
+                self.sending()
+                rest, self._rest = self._rest, None
+                await rest
+                self.sent()
             if self._log_due:
                 await self._read_log()
             if self._pending and self.reply.shape is not None:
@@ -98,7 +127,10 @@ class OpenReply:
             if self.left or self.refusal is not None or self.comment_due:
                 return []
             self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
 
     async def _read_log(self) -> None:
         self._log_due = self._behind = False
@@ -110,7 +142,7 @@ class OpenReply:
             log.info("the log of %s cannot be read now: %s", self.subject.request, error)
             return
         for entry in entries:
-            self._take(entry.data, stored_seq=entry.seq)
+            self._keep(self._read(entry.data, stored_seq=entry.seq), len(entry.data))
             self._log_seq = entry.seq
 
     def sending(self) -> None:

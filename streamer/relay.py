@@ -5,7 +5,7 @@ ASGI directly, without a framework's response class: a token costs one `send` an
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,8 +14,9 @@ from schemas.errors import InternalError, Refusal, refusal_of
 from streamer.buffer import OpenReply
 from streamer.chunks import Chunks
 from streamer.collect import Collected
+from streamer.eager import start
 from streamer.mailbox import Mailbox
-from streamer.reply import Broken, Complete, Shown
+from streamer.reply import Broken, Complete, Event, Shown
 from streamer.sse import COMMENT, EventLines, error_event
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class Relay:
             if events:
                 if lines is None:
                     lines = self._lines()
+                    reply.write_now = _writing(lines, send)
                 body = lines.render(events)
                 ended = isinstance(events[-1], Complete | Broken)
             elif reply.refusal is not None:
@@ -136,6 +138,18 @@ class Relay:
             *self._headers,
         ]
         await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+def _writing(lines: EventLines, send: Send) -> Callable[[Sequence[Event]], Awaitable[None] | None]:
+    """Return what writes tokens at once, without waking this reply's task."""
+
+    def write(events: Sequence[Event]) -> Awaitable[None] | None:
+        body = lines.render(events)
+        if not body:
+            return None
+        return start(send({"type": "http.response.body", "body": body, "more_body": True}))
+
+    return write
 
 
 async def _watch(receive: Receive, reply: OpenReply) -> None:

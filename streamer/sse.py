@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from schemas.errors import Refusal, refusal_of
+from schemas.wire import Piece
 from streamer.chunks import Chunks
 from streamer.reply import Broken, Complete, Event, Shown
 
@@ -25,13 +26,13 @@ class EventLines:
 
     def render(self, events: Sequence[Event]) -> bytes:
         """Return the bytes of some events, all of them in one write."""
+        if len(events) == 1 and type(events[0]) is Shown:  # nearly always
+            return self._token(*events[0])
         lines = []
         for event in events:
             match event:
                 case Shown(seq, piece):
-                    chunk = self._chunks.piece(piece)
-                    if chunk is not None:
-                        lines.append(b"id: %d\ndata: %b\n\n" % (seq, chunk))
+                    lines.append(self._token(seq, piece))
                 case Complete(seq, reasons, usage):
                     lines.append(b"id: %d\ndata: %b\n\n" % (seq, self._chunks.finish(reasons)))
                     if (chunk := self._chunks.usage(usage)) is not None:
@@ -40,6 +41,10 @@ class EventLines:
                 case Broken(code, message):
                     lines.append(error_event(refusal_of(code, message)))
         return b"".join(lines)
+
+    def _token(self, seq: int, piece: Piece) -> bytes:
+        chunk = self._chunks.piece(piece)
+        return b"" if chunk is None else b"id: %d\ndata: %b\n\n" % (seq, chunk)
 
 
 def error_event(refusal: Refusal) -> bytes:

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from headrace import lifecycle, registry, topology
 from headrace.bus import BrokerAway, BrokerRefused, connection
-from headrace.lifecycle import log_to_stdout, running_tasks
+from headrace.lifecycle import log_to_stdout, running_tasks, settle_memory
 from headrace.node import Stopped, admin_port, broker, bus_settings
 from headrace.settings import EngineSettings, NodeSettings, PublishCard, command
 from headrace.telemetry import Readiness, Reading
@@ -96,6 +96,7 @@ async def _serve(
             tasks.start("heartbeat", worker.beat_forever())
             tasks.start("card", registry.keep_alive(bus, card))
             tasks.start("engine", worker.watch_engine())
+            settle_memory()
             await stop.wait()
             await worker.drain(grace_s=settings.grace_s)
         leases.stop()

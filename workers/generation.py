@@ -63,6 +63,7 @@ class Generation:
         self._checkpoint: asyncio.Future[Message] | None = None
         self._sent_s = time.monotonic()
         self._running: asyncio.Task[Finish] | None = None
+        self._claimed = asyncio.Event()
         self.cancelled = asyncio.Event()
         self._first_s: float | None = None
 
@@ -82,10 +83,10 @@ class Generation:
             raise
         self._attempt = ack.seq
         self.state = step(self.state, State.GENERATING)
+        self._claimed.set()
 
-    async def run(self, engine: Engine) -> None:
-        """Run a claimed request to its terminal frame. Raises EngineDied and Lost."""
-        started_s = time.monotonic()
+    def begin(self, engine: Engine) -> None:
+        """Start the engine's work; what it makes waits until the request is claimed."""
         work = Work(
             request=self.envelope.request,
             prompt=self.envelope.tokens,
@@ -96,6 +97,20 @@ class Generation:
         self._running = asyncio.create_task(engine.generate(work, self._emit), name="generate")
         if self.cancelled.is_set():
             self._running.cancel()
+
+    async def abandon(self) -> None:
+        """Stop the engine's work without a word: the request is another's."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
+            self._running = None
+
+    async def run(self, engine: Engine) -> None:
+        """Run a claimed request to its terminal frame. Raises EngineDied and Lost."""
+        started_s = time.monotonic()
+        if self._running is None:
+            self.begin(engine)
+        assert self._running is not None
         try:
             async with asyncio.timeout(max(0.0, self.envelope.deadline_s - time.time())):
                 finish = await self._running
@@ -110,22 +125,23 @@ class Generation:
         except EngineFailed as error:
             await self._fail("engine_error", str(error))
         else:
-            now_s = time.monotonic()
-            timings = {"total_ms": (now_s - started_s) * 1e3}
-            if self._first_s is not None:
-                timings["first_token_ms"] = (self._first_s - started_s) * 1e3
-            self.state = step(self.state, State.FINISHED)
-            pieces = tuple(self._unacked)
-            await self._terminate(
-                Finished(
-                    self._attempt,
-                    self._unacked_seq,
-                    pieces,
-                    finish.reasons,
-                    finish.usage,
-                    timings,
-                )
+            await self._finish(finish, started_s)
+
+    async def _finish(self, finish: Finish, started_s: float) -> None:
+        timings = {"total_ms": (time.monotonic() - started_s) * 1e3}
+        if self._first_s is not None:
+            timings["first_token_ms"] = (self._first_s - started_s) * 1e3
+        self.state = step(self.state, State.FINISHED)
+        await self._terminate(
+            Finished(
+                self._attempt,
+                self._unacked_seq,
+                tuple(self._unacked),
+                finish.reasons,
+                finish.usage,
+                timings,
             )
+        )
 
     def cancel(self) -> None:
         """Stop at once; the terminal frame will say that it was cancelled."""
@@ -151,6 +167,8 @@ class Generation:
             await self._bus.publish(self.envelope.reply, encode_frame(frame))
 
     async def _emit(self, pieces: Sequence[Piece]) -> None:
+        if not self._attempt:
+            await self._claimed.wait()
         seq = self._seq
         for piece in pieces:
             self._seq += len(piece.tokens)

@@ -28,6 +28,19 @@ _NEXT: Final = f"$JS.API.CONSUMER.MSG.NEXT.{subjects.REQUESTS}."
 Deliver = Callable[[RequestSubject, Message], Awaitable[None]]
 
 
+def deliveries(ack: str) -> int:
+    """Return how often a message was delivered, by its ack subject; 0 if that is unknown.
+
+    `$JS.ACK.<stream>.<consumer>.<deliveries>.…`, or with a domain and an account before the stream
+    (NATS ADR-15).
+    """
+    tokens = ack.split(".")
+    if len(tokens) < 9:
+        return 0
+    count = tokens[4] if len(tokens) == 9 else tokens[6]
+    return int(count) if count.isdigit() else 0
+
+
 class Intake:
     """The pulls of one worker; run `pump` as a task."""
 

@@ -20,7 +20,7 @@ from schemas.wire import BadEnvelope, decode_envelope
 from workers.cancels import Tombstones
 from workers.engine import Engine, EngineDied
 from workers.generation import AlreadyStarted, Generation, Lost
-from workers.intake import Intake
+from workers.intake import Intake, deliveries
 from workers.lease import Leases
 from workers.ownership import owned
 from workers.recovery import History, HoldsQuestion, is_held, read_history
@@ -229,22 +229,34 @@ class Worker:
         """Run a request unless it has ended or is another's; return whether it has ended."""
         if self._is_cancelled(generation):
             generation.cancel()
+        if deliveries(generation.ack) == 1:
+            # Surely ours: the engine need not wait for the broker's word, only its tokens must.
+            generation.begin(self._engine)
         try:
             await generation.claim(first=True)
-        except AlreadyStarted:
-            history = await read_history(self._bus, generation.envelope.reply)
-            if history.ended:
-                return True
-            if await self._is_anothers(generation, history):
-                return False
-            await generation.claim(first=False)
-            if history.tokens:
-                await generation.fail("worker_lost", "The worker that ran this request is gone.")
-                return True
+        except BaseException as error:
+            await generation.abandon()
+            if not isinstance(error, AlreadyStarted):
+                raise
+            if (ended := await self._ask_again(generation)) is not None:
+                return ended
         if self._is_cancelled(generation):
             generation.cancel()
         await generation.run(self._engine)
         return True
+
+    async def _ask_again(self, generation: Generation) -> bool | None:
+        """Decide about a request that has begun before: None to run it, else as `_run_claimed`."""
+        history = await read_history(self._bus, generation.envelope.reply)
+        if history.ended:
+            return True
+        if await self._is_anothers(generation, history):
+            return False
+        await generation.claim(first=False)
+        if history.tokens:
+            await generation.fail("worker_lost", "The worker that ran this request is gone.")
+            return True
+        return None
 
     async def _is_anothers(self, generation: Generation, history: History) -> bool:
         """Ask the last holder, if that was not us, whether it holds the request still."""
