@@ -13,15 +13,19 @@ from headrace.bus import Bus
 from headrace.http import serve
 from headrace.lifecycle import log_to_stdout, running_tasks
 from headrace.node import Stopped, admin_port, broker, unique
-from headrace.settings import BadSetting, ListenSettings, NodeSettings, api_keys, command
+from headrace.settings import ListenSettings, NodeSettings, api_keys, command
 from headrace.telemetry import Readiness, admin_routes, registry_of
+from ingress.admit import Ingress
 from ingress.app import application
-from ingress.auth import Gate, is_loopback
+from ingress.auth import Gate, guard_address
 from ingress.catalogue import Catalogue
-from ingress.routes import Ingress
+from ingress.desk import Desk
+from ingress.desk import serve as serve_desk
 from ingress.telemetry import readings as ingress_readings
+from streamer.app import websocket_routes
 from streamer.mailbox import Mailbox
 from streamer.telemetry import readings as streamer_readings
+from streamer.websocket import Sockets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +37,7 @@ def run(settings: GatewaySettings) -> None:
     """Run a gateway: admit requests, and stream their replies."""
     log_to_stdout(settings.name or "gateway")
     gate = Gate((key.tenant, key.sha256) for key in api_keys(settings.config).keys)
-    if gate.keyless and not is_loopback(settings.host):
-        raise BadSetting(
-            f"without keys only this machine may be served, and {settings.host} is more than that:"
-            " set HEADRACE_API_KEY, or [[keys]] in headrace.toml"
-        )
+    guard_address(gate, settings.host)
     sys.exit(lifecycle.run(lambda stop: _main(settings, gate, stop)))
 
 
@@ -57,13 +57,7 @@ async def _serve(
     mailbox = Mailbox(bus, name)
     catalogue = Catalogue(bus, clock=time.monotonic)
     threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="prompt")
-    ingress = Ingress(
-        bus,
-        gate=gate,
-        catalogue=catalogue,
-        handoff=Inline(bus, mailbox),
-        threads=threads,
-    )
+    ingress = Ingress(bus, gate=gate, catalogue=catalogue, threads=threads)
 
     def readiness() -> Readiness:
         detail = {"broker": bus.connected, "models": [card.name for card in catalogue.cards()]}
@@ -71,17 +65,22 @@ async def _serve(
             return Readiness("draining", detail)
         return Readiness("ready" if bus.connected else "starting", detail)
 
+    desk = Desk(ingress)
+    sockets = Sockets(mailbox, desk)
     await mailbox.start()
     await catalogue.start()
-    readings = [*ingress_readings(ingress), *streamer_readings(mailbox)]
+    await serve_desk(bus, desk)
+    readings = [*ingress_readings(ingress), *streamer_readings(mailbox, sockets)]
     operator_routes = admin_routes(readiness, registry_of("gateway", readings))
-    app = application(ingress, operator_routes)
+    extra = [*websocket_routes(sockets), *operator_routes]
+    app = application(ingress, Inline(mailbox), extra)
     serving = await serve(app, host=settings.host, port=settings.port)
     async with admin_port(settings, "gateway", readiness, readings), running_tasks() as tasks:
         tasks.start("models", catalogue.follow())
         tasks.start("replies", mailbox.tick_forever())
         await stop.wait()
         ingress.draining = True
+        sockets.drain()
         await mailbox.drain(grace_s=settings.grace_s)
         await serving.close(grace_s=1.0)
     threads.shutdown(wait=False)

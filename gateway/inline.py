@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from headrace.bus import Bus
 from streamer.buffer import OpenReply
 from streamer.mailbox import Mailbox
 from streamer.relay import Relay
@@ -11,21 +10,19 @@ from streamer.relay import Relay
 class Inline:
     """Expects replies at this process's own mailbox. A `Handoff`."""
 
-    def __init__(self, bus: Bus, mailbox: Mailbox) -> None:
-        self._bus = bus
+    def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
 
     def expect(self, *, tenant: str, request: str, deadline_s: float) -> "ExpectedHere":
         """Open the reply."""
         reply = self._mailbox.open(tenant=tenant, request=request, deadline_s=deadline_s)
-        return ExpectedHere(self._bus, self._mailbox, reply)
+        return ExpectedHere(self._mailbox, reply)
 
 
 class ExpectedHere:
     """A reply that this process's mailbox expects."""
 
-    def __init__(self, bus: Bus, mailbox: Mailbox, reply: OpenReply) -> None:
-        self._bus = bus
+    def __init__(self, mailbox: Mailbox, reply: OpenReply) -> None:
         self._mailbox = mailbox
         self._reply = reply
 
@@ -36,7 +33,7 @@ class ExpectedHere:
 
     def answer(self, *, stream: bool, headers: Mapping[str, str]) -> Relay:
         """Return the relay of the reply to its client."""
-        return Relay(self._bus, self._mailbox, self._reply, stream=stream, headers=headers)
+        return Relay(self._mailbox, self._reply, stream=stream, headers=headers)
 
     def drop(self) -> None:
         """Expect nothing any more."""

@@ -12,13 +12,14 @@ import functools
 import itertools
 import logging
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import msgspec
 import nats
 import nats.errors
+import nats.micro
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription as NatsSubscription
 from nats.js.errors import APIError, NotFoundError, ObjectNotFoundError
@@ -29,6 +30,7 @@ API_TIMEOUT_S: Final = 5.0
 PING_INTERVAL_S: Final = 5
 RECONNECT_WAIT_S: Final = 0.1
 CONNECT_TIMEOUT_S: Final = 2
+SERVICE_VERSION: Final = "1.0.0"
 PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
@@ -69,6 +71,7 @@ class Message(Protocol):
 
 
 Handler = Callable[[Message], Awaitable[None]]
+Answerer = Callable[[bytes], Awaitable[bytes]]
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -119,8 +122,8 @@ class Bus:
         self._inbox = client.new_inbox()
         self._tokens = itertools.count()
         self._waiting: dict[str, asyncio.Future[Message]] = {}
-        self._on_reconnect: list[Callable[[], Awaitable[None]]] = []
-        self._watchers: set[asyncio.Task[None]] = set()
+        self._on_reconnect: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
 
     async def open(self) -> None:
@@ -137,7 +140,7 @@ class Bus:
         """The largest message that the broker takes."""
         return int(self._client.max_payload)
 
-    def on_reconnect(self, call: Callable[[], Awaitable[None]]) -> None:
+    def on_reconnect(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Have `call` awaited, as a task of its own, after each reconnect."""
         self._on_reconnect.append(call)
 
@@ -185,7 +188,6 @@ class Bus:
         """Call JetStream's JSON API, `$JS.API.<verb>`. Raises BrokerAway and BrokerRefused."""
         data = b"" if body is None else msgspec.json.encode(body)
         answer = await self._ask(f"$JS.API.{verb}", data, headers=None, timeout_s=API_TIMEOUT_S)
-        _raise_no_responders(answer)
         result: dict[str, Any] = msgspec.json.decode(answer.data)
         if error := result.get("error"):
             raise BrokerRefused(
@@ -200,32 +202,44 @@ class Bus:
         answer = await self.api(f"STREAM.PURGE.{stream}", {"filter": subject_filter})
         return int(answer["purged"])
 
-    async def gather(
-        self, subject: str, body: Mapping[str, Any], *, timeout_s: float = API_TIMEOUT_S
-    ) -> AsyncIterator[Message]:
-        """Ask once and yield every answer until the caller stops. Raises BrokerAway on a pause."""
-        answers: asyncio.Queue[Message] = asyncio.Queue()
-        inbox = self._client.new_inbox()
-        subscription = await self.subscribe(inbox, _put_into(answers))
-        try:
-            await self.publish(subject, msgspec.json.encode(body), reply=inbox)
-            while True:
-                try:
-                    async with asyncio.timeout(timeout_s):
-                        answer = await answers.get()
-                except TimeoutError:
-                    raise BrokerAway(f"no answer on {subject}") from None
-                _raise_no_responders(answer)
-                yield answer
-        finally:
-            await subscription.unsubscribe()
-
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> Subscription:
         """Have `handler` called for each message, one at a time. Raises BrokerAway."""
         try:
             return Subscription(await self._client.subscribe(subject, queue=queue, cb=handler))
         except nats.errors.Error as error:
             raise BrokerAway(str(error)) from error
+
+    async def add_service(
+        self, name: str, description: str, endpoints: Mapping[str, Answerer]
+    ) -> None:
+        """Offer a NATS micro service whose endpoints are the subjects `<name>.<endpoint>`.
+
+        `nats micro` lists it; its instances share the questions as one queue group, and each
+        question is answered in a task of its own. Raises BrokerAway.
+        """
+        try:
+            service = await nats.micro.add_service(
+                self._client, name=name, version=SERVICE_VERSION, description=description
+            )
+            group = service.add_group(name=name)
+            for endpoint, answer in endpoints.items():
+                await group.add_endpoint(name=endpoint, handler=self._answering(answer))
+        except nats.errors.Error as error:
+            raise BrokerAway(str(error)) from error
+
+    def _answering(self, answer: Answerer) -> Callable[[Any], Awaitable[None]]:
+        async def reply(request: Any) -> None:
+            await request.respond(await answer(request.data))
+
+        async def handle(request: Any) -> None:
+            self._spawn(reply(request), name="service")
+
+        return handle
+
+    def _spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
+        task = asyncio.create_task(_logged(work), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def put_blob(self, bucket: str, name: str, content: bytes) -> None:
         """Store a file. Raises BrokerAway and BrokerRefused."""
@@ -250,8 +264,15 @@ class Bus:
         with contextlib.suppress(nats.errors.Error, OSError, asyncio.TimeoutError):
             if self._client.is_connected:
                 await self._client.flush(timeout=1)
-        with contextlib.suppress(OSError):  # what was pending for a broker that is away
+        try:
             await self._client.close()
+        except OSError:
+            pass  # what was pending for a broker that is away
+        except asyncio.CancelledError:
+            # nats-py lets out that of its own reading task, which it cancelled.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
 
     def _check_connected(self) -> None:
         if not self._client.is_connected:
@@ -263,11 +284,13 @@ class Bus:
         answer = await self._send(subject, data, headers=headers)
         try:
             async with asyncio.timeout(timeout_s):
-                return await answer
+                message = await answer
         except TimeoutError:
             raise BrokerAway(f"no answer on {subject} within {timeout_s:g} s") from None
         finally:
             answer.cancel()
+        raise_no_responders(message)
+        return message
 
     async def _send(
         self, subject: str, data: bytes, *, headers: dict[str, str] | None
@@ -307,9 +330,7 @@ class Bus:
         log.info("the broker is back")
         for call in self._on_reconnect:
             # Tasks of their own: nats-py awaits this callback before it reads on.
-            task = asyncio.create_task(_logged(call), name="reconnected")
-            self._watchers.add(task)
-            task.add_done_callback(self._watchers.discard)
+            self._spawn(call(), name="reconnected")
 
 
 async def connect(settings: BusSettings, *, name: str, timeout_s: float | None = None) -> Bus:
@@ -376,14 +397,15 @@ def stored(answer: "asyncio.Future[Message]") -> Stored:
 
 
 def _stored(answer: Message) -> Stored:
-    _raise_no_responders(answer)
+    raise_no_responders(answer)
     ack = _pub_ack.decode(answer.data)
     if ack.error is not None:
         raise BrokerRefused(ack.error.description, code=ack.error.err_code, status=ack.error.code)
     return Stored(ack.seq, ack.duplicate)
 
 
-def _raise_no_responders(answer: Message) -> None:
+def raise_no_responders(answer: Message) -> None:
+    """Raise BrokerAway where the server says that nobody listens."""
     if answer.headers is not None and answer.headers.get("Status") == "503":
         raise BrokerAway("nobody answers: is JetStream on, and the stream there?")
 
@@ -400,15 +422,11 @@ def _translated() -> Any:
         raise BrokerAway(str(error) or type(error).__name__) from error
 
 
-def _put_into(queue: "asyncio.Queue[Message]") -> Handler:
-    async def put(message: Message) -> None:
-        queue.put_nowait(message)
-
-    return put
-
-
-async def _logged(call: Callable[[], Awaitable[None]]) -> None:
+async def _logged(work: Coroutine[Any, Any, None]) -> None:
+    """The outermost frame of a task that nobody awaits."""
     try:
-        await call()
+        await work
     except BrokerAway as error:
-        log.warning("after a reconnect: %s", error)
+        log.warning("%s", error)
+    except Exception:
+        log.exception("a task failed")

@@ -10,37 +10,14 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp
 
-BACKLOG: Final = 2048
+from headrace.sockets import CannotListen, http_url, listen
+
+__all__ = ["CannotListen", "Serving", "listen", "serve"]
+
 KEEP_ALIVE_S: Final = 75
 """Longer than the 60 s after which common proxies and SDKs drop an idle connection: the side
 that closes first should not be the one that a request is on its way to."""
 MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
-
-
-class CannotListen(Exception):
-    """The address cannot be served on."""
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 takes a free one. Raises CannotListen."""
-    try:
-        [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise CannotListen(f"{host} is no address to serve on: {error.strerror}") from error
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Accepted connections inherit it; without it delayed ACKs cost 40 ms on a first token.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise CannotListen(f"port {port} on {host} cannot be used: {error.strerror}") from error
-    listener.setblocking(False)
-    return listener
 
 
 class _Server(uvicorn.Server):
@@ -74,8 +51,7 @@ class Serving:
     @property
     def url(self) -> str:
         """Where the app is served, without a path."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return http_url(self.host, self.port)
 
     @property
     def connections(self) -> int:
@@ -91,7 +67,7 @@ class Serving:
         for server in self._server.servers:
             server.close()
 
-    async def close(self, *, grace_s: float = 0.0) -> None:
+    async def close(self, *, grace_s: float = 1.0) -> None:
         """Stop accepting, let running requests end for at most `grace_s`, then cut them."""
         self._server.config.timeout_graceful_shutdown = math.ceil(grace_s)
         self._server.should_exit = True

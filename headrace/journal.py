@@ -1,9 +1,20 @@
 """Reading a stream back by subject, through batched direct gets (NATS ADR-31)."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Final, NamedTuple
 
-from headrace.bus import BrokerRefused, Bus
+import msgspec
+
+from headrace.bus import (
+    API_TIMEOUT_S,
+    BrokerAway,
+    BrokerRefused,
+    Bus,
+    Message,
+    raise_no_responders,
+)
 
 _BATCH: Final = 1000
 
@@ -31,21 +42,48 @@ async def read(bus: Bus, stream: str, subject: str, *, after_seq: int = 0) -> li
         after_seq = entries[-1].seq
 
 
+async def _gather(
+    bus: Bus, subject: str, body: Mapping[str, object]
+) -> AsyncGenerator[Message, None]:
+    """Ask once and yield every answer until the caller stops. Raises BrokerAway on a pause."""
+    answers: asyncio.Queue[Message] = asyncio.Queue()
+
+    async def put(message: Message) -> None:
+        answers.put_nowait(message)
+
+    inbox = bus.new_inbox()
+    subscription = await bus.subscribe(inbox, put)
+    try:
+        await bus.publish(subject, msgspec.json.encode(body), reply=inbox)
+        while True:
+            try:
+                async with asyncio.timeout(API_TIMEOUT_S):
+                    answer = await answers.get()
+            except TimeoutError:
+                raise BrokerAway(f"no answer on {subject}") from None
+            raise_no_responders(answer)
+            yield answer
+    finally:
+        await subscription.unsubscribe()
+
+
 async def _read_batch(
     bus: Bus, stream: str, query: dict[str, object], entries: list[Entry]
 ) -> bool:
     """Append one batch to `entries`; return whether there is more."""
-    async for answer in bus.gather(f"$JS.API.DIRECT.GET.{stream}", query):
-        headers = answer.headers or {}
-        match headers.get("Status"):
-            case None:
-                entries.append(_entry(answer.data, headers))
-            case "204":  # end of batch
-                return headers.get("Nats-Num-Pending", "0") != "0"
-            case "404":  # nothing under this subject
-                return False
-            case status:
-                raise BrokerRefused(headers.get("Description", ""), code=0, status=int(status))
+    async with aclosing(_gather(bus, f"$JS.API.DIRECT.GET.{stream}", query)) as answers:
+        async for answer in answers:
+            headers = answer.headers or {}
+            match headers.get("Status"):
+                case None:
+                    entries.append(_entry(answer.data, headers))
+                case "204":  # end of batch
+                    return headers.get("Nats-Num-Pending", "0") != "0"
+                case "404":  # nothing under this subject
+                    return False
+                case status:
+                    description = headers.get("Description", "")
+                    raise BrokerRefused(description, code=0, status=int(status))
     return False
 
 

@@ -20,8 +20,11 @@ from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
+from headrace.sockets import PORT_MAX
+
 CONFIG_NAME: Final = "headrace.toml"
 DATA_DIR: Final = Path(".headrace")
+GRACE_S: Final = 10.0
 DEFAULT_TENANT: Final = "default"
 TABLES: Final = frozenset({"keys"})
 """The tables of headrace.toml; everything else at its top level is an option."""
@@ -101,6 +104,9 @@ class ConfigFile:
     path: Path | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     keys: ApiKeys = ApiKeys()
+
+
+NO_CONFIG: Final = ConfigFile()
 
 
 def load_config(raw: "str | Path | ConfigFile") -> ConfigFile:
@@ -195,11 +201,19 @@ OptionalNatsUrl = Annotated[
 NatsCreds = Annotated[Path | None, _option("nats-creds", "NATS credentials file.", dir_okay=False)]
 NatsCa = Annotated[Path | None, _option("nats-ca", "CA file for NATS over TLS.", dir_okay=False)]
 AdminHost = Annotated[str, _option("admin-host", "Address of /healthz, /readyz and /metrics.")]
-AdminPort = Annotated[int, _option("admin-port", "Their port; 0 takes a free one.", min=0)]
+AdminPort = Annotated[
+    int, _option("admin-port", "Their port; 0 takes a free one.", min=0, max=PORT_MAX)
+]
 GraceS = Annotated[float, _option("grace-s", "Seconds to drain before the end.", min=0.0)]
 Name = Annotated[str | None, _option("name", "Name of this process among its peers.")]
 Host = Annotated[str, _option("host", "Address to serve clients on.")]
-Port = Annotated[int, _option("port", "Port to serve clients on; 0 takes a free one.", min=0)]
+Port = Annotated[
+    int, _option("port", "Port to serve clients on; 0 takes a free one.", min=0, max=PORT_MAX)
+]
+PublicUrl = Annotated[
+    str | None,
+    _option("public-url", "URL at which clients reach this streamer; without it, its address."),
+]
 Engine = Annotated[EngineKind, _option("engine", "What runs the model.")]
 Model = Annotated[str | None, _option("model", "Model to run: a name or a directory.")]
 ServedModelName = Annotated[
@@ -251,9 +265,9 @@ class NodeSettings:
     nats_ca: NatsCa = None
     admin_host: AdminHost = "127.0.0.1"
     admin_port: AdminPort = 0
-    grace_s: GraceS = 10.0
+    grace_s: GraceS = GRACE_S
     name: Name = None
-    config: Config = ConfigFile()
+    config: Config = NO_CONFIG
 
 
 @dataclass(frozen=True, kw_only=True)

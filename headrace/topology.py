@@ -91,6 +91,7 @@ def streams(sizes: Sizes) -> list[dict[str, Any]]:
         _bucket(subjects.WORKERS, sizes, ttl_s=ENTRY_TTL_S, markers=True),
         _bucket(subjects.STREAMERS, sizes, ttl_s=ENTRY_TTL_S, markers=True),
         _bucket(subjects.MODELS, sizes, ttl_s=MODEL_TTL_S, markers=True),
+        _bucket(subjects.SECRETS, sizes),
         _bucket(subjects.TENANTS, sizes),
         _bucket(subjects.LIMITS, sizes),
         _bucket(subjects.RESPONSES, sizes, ttl_s=RESPONSE_TTL_S),

@@ -5,15 +5,15 @@ by Host (DNS rebinding) and by Origin.
 """
 
 import hashlib
-import ipaddress
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
+from headrace.settings import DEFAULT_TENANT, BadSetting
+from headrace.sockets import is_loopback
 from schemas.errors import Forbidden, InvalidApiKey
 
-DEFAULT_TENANT: Final = "default"
 KEY_BYTES_MAX: Final = 512
 
 
@@ -57,6 +57,15 @@ class Gate:
         return Caller(tenant)
 
 
+def guard_address(gate: Gate, host: str) -> None:
+    """Refuse to serve other machines without keys. Raises BadSetting."""
+    if gate.keyless and not is_loopback(host):
+        raise BadSetting(
+            f"without keys only this machine may be served, and {host} is more than that:"
+            " set HEADRACE_API_KEY, or [[keys]] in headrace.toml"
+        )
+
+
 def _bearer(value: bytes) -> bytes:
     scheme, _, key = value.partition(b" ")
     key = key.strip()
@@ -81,13 +90,3 @@ def _is_loopback_url(url: str) -> bool:
     except ValueError:
         return False
     return host is not None and is_loopback(host)
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether a host name or address is this machine's own."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

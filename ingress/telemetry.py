@@ -1,7 +1,7 @@
 """The numbers of an ingress."""
 
 from headrace.telemetry import Reading
-from ingress.routes import Ingress
+from ingress.admit import Ingress
 
 
 def readings(ingress: Ingress) -> list[Reading]:

@@ -48,6 +48,12 @@ class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
 
+class RefusedByEngine(InvalidRequest):
+    """The engine says that the request cannot be served as it is."""
+
+    code = "invalid_request"
+
+
 class InvalidApiKey(Refusal):
     """The request carries no key, or none that is known."""
 
@@ -57,7 +63,7 @@ class InvalidApiKey(Refusal):
 
 
 class Forbidden(Refusal):
-    """A browser page of another origin asked a node that has no keys."""
+    """The request may not be made from there, or shows a ticket that was not signed here."""
 
     status = 403
     type = "invalid_request_error"
@@ -86,12 +92,29 @@ class MethodNotAllowed(Refusal):
     code = "method_not_allowed"
 
 
+class Gone(Refusal):
+    """What was here is not any more."""
+
+    status = 410
+    type = "invalid_request_error"
+    code = "gone"
+
+
 class RequestTooLarge(Refusal):
     """The request is larger than a limit that its message names."""
 
     status = 413
     type = "invalid_request_error"
     code = "request_too_large"
+
+
+class TooManyRequests(Refusal):
+    """The client has as many requests open as it may."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+    retryable = True
 
 
 class QueueFull(Refusal):
@@ -118,6 +141,15 @@ class NoWorkers(Refusal):
     status = 503
     type = "service_unavailable_error"
     code = "no_workers"
+    retryable = True
+
+
+class NoStreamers(Refusal):
+    """No streamer is alive to carry the answer."""
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "no_streamers"
     retryable = True
 
 
@@ -193,6 +225,7 @@ REFUSALS: dict[str, type[Refusal]] = {
         InternalError,
         NoWorkers,
         QueueFull,
+        RefusedByEngine,
         RequestCancelled,
         StreamInterrupted,
         WorkerLost,

@@ -16,6 +16,7 @@ from schemas.wire import SimHook
 
 _INT64_MAX: Final = 2**63 - 1
 STOPS_MAX: Final = 4
+STOP_CHARACTERS_MAX: Final = 1024
 
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
@@ -23,7 +24,8 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=_INT64_MAX)]
 Tokens = Annotated[int, Meta(ge=1, le=_INT64_MAX)]
 Choices = Annotated[int, Meta(ge=1, le=128)]
-Stop = str | Annotated[list[str], Meta(max_length=STOPS_MAX)]
+StopText = Annotated[str, Meta(min_length=1, max_length=STOP_CHARACTERS_MAX)]
+Stop = StopText | Annotated[list[StopText], Meta(max_length=STOPS_MAX)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Bias = dict[str, Annotated[float, Meta(ge=-100, le=100)]]
 
@@ -147,13 +149,17 @@ _Request = TypeVar("_Request", bound=Generation)
 _chat = msgspec.json.Decoder(ChatRequest)
 _completion = msgspec.json.Decoder(CompletionRequest)
 _PATH: Final = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+_INDEX: Final = re.compile(r"(\[[^\]]*\])+$")
 _MISSING: Final = re.compile(r"missing required field `([^`]+)`")
 
 
-def parse_chat(body: bytes) -> ChatRequest:
-    """Read and check a chat request. Raises InvalidRequest naming the field."""
+def parse_chat(body: bytes, *, streamed: bool = False) -> ChatRequest:
+    """Read and check a chat request. Raises InvalidRequest naming the field.
+
+    `streamed` says that the answer is a stream whatever the body says.
+    """
     request = _decode(_chat, body)
-    _check_shared(request)
+    _check_shared(request, streamed=streamed)
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
     for number, message in enumerate(request.messages):
@@ -168,10 +174,10 @@ def parse_chat(body: bytes) -> ChatRequest:
     return request
 
 
-def parse_completion(body: bytes) -> CompletionRequest:
-    """Read and check a completion request. Raises InvalidRequest naming the field."""
+def parse_completion(body: bytes, *, streamed: bool = False) -> CompletionRequest:
+    """Read and check a completion request; arguments and errors as `parse_chat`."""
     request = _decode(_completion, body)
-    _check_shared(request)
+    _check_shared(request, streamed=streamed)
     if request.echo:
         raise InvalidRequest("'echo' is not served.", param="echo")
     if request.suffix:
@@ -194,7 +200,8 @@ def _decode(decoder: "msgspec.json.Decoder[_Request]", body: bytes) -> _Request:
         parts = [path[1]] if path and path[1] else []
         if missing := _MISSING.search(text):
             parts.append(missing[1])
-        param = ".".join(parts).removesuffix("[...]") or None
+        # A bad member of a list is reported as the list: "stop", not "stop[0]".
+        param = _INDEX.sub("", ".".join(parts)) or None
         said = _PATH.sub("", text)
         raise InvalidRequest(
             f"Invalid value for '{param}': {said}." if param else f"{said}.", param=param
@@ -205,11 +212,9 @@ def _decode(decoder: "msgspec.json.Decoder[_Request]", body: bytes) -> _Request:
         raise InvalidRequest("The body is nested too deeply.") from None
 
 
-def _check_shared(request: Generation) -> None:
-    if request.stream_options is not None and not request.stream:
+def _check_shared(request: Generation, *, streamed: bool) -> None:
+    if request.stream_options is not None and not (request.stream or streamed):
         raise InvalidRequest("'stream_options' needs 'stream' to be true.", param="stream_options")
-    if any(not stop for stop in request.stops):
-        raise InvalidRequest("A stop string cannot be empty.", param="stop")
     if not request.model:
         raise InvalidRequest("'model' is empty.", param="model")
     for token in request.logit_bias or ():

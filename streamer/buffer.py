@@ -30,7 +30,15 @@ DEADLINE_GRACE_S: Final = 1.0
 class OpenReply:
     """A reply on its way to one client. The mailbox feeds it, one task reads it."""
 
-    def __init__(self, bus: Bus, subject: ReplySubject, *, deadline_s: float, now_s: float) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        subject: ReplySubject,
+        *,
+        deadline_s: float,
+        now_s: float,
+        buffer_bytes_max: int = BUFFER_BYTES_MAX,
+    ) -> None:
         self.subject = subject
         self.deadline_s = deadline_s
         self.reply = Reply()
@@ -39,6 +47,7 @@ class OpenReply:
         self.comment_due = False
         self.tokens = 0
         self._bus = bus
+        self._bytes_max = buffer_bytes_max
         self._pending: list[Event] = []
         self._pending_bytes = 0
         self._behind = False
@@ -69,7 +78,7 @@ class OpenReply:
         if events:
             self._pending.extend(events)
             self._pending_bytes += len(data)
-            if self._pending_bytes > BUFFER_BYTES_MAX and stored_seq is None:
+            if self._pending_bytes > self._bytes_max and stored_seq is None:
                 self._behind = True
 
     async def next(self) -> list[Event]:

@@ -7,13 +7,15 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from typing import Final
 
-from headrace.bus import Bus, Message
+from headrace.bus import BrokerAway, BrokerRefused, Bus, Message
+from headrace.cancel import cancel
 from schemas import subjects
 from schemas.errors import StreamInterrupted
 from schemas.subjects import ReplySubject
-from streamer.buffer import OpenReply
+from streamer.buffer import BUFFER_BYTES_MAX, OpenReply
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +31,7 @@ class Mailbox:
         self.tokens = 0
         self._bus = bus
         self._open: dict[str, OpenReply] = {}
+        self.unexpected: Callable[[Message], None] = lambda message: None
         self._empty = asyncio.Event()
 
     @property
@@ -43,17 +46,32 @@ class Mailbox:
 
     async def _message(self, message: Message) -> None:
         reply = self._open.get(message.subject.rpartition(".")[2])
-        if reply is not None:
+        if reply is None:
+            self.unexpected(message)
+        else:
             reply.frame(message.data)
 
     async def _reconnected(self) -> None:
         for reply in list(self._open.values()):
             reply.look_at_log()
 
-    def open(self, *, tenant: str, request: str, deadline_s: float) -> OpenReply:
+    def open(
+        self,
+        *,
+        tenant: str,
+        request: str,
+        deadline_s: float,
+        buffer_bytes_max: int = BUFFER_BYTES_MAX,
+    ) -> OpenReply:
         """Expect a reply; called before its request is published, so no frame is missed."""
         subject = ReplySubject(self.streamer, tenant, request)
-        reply = OpenReply(self._bus, subject, deadline_s=deadline_s, now_s=time.monotonic())
+        reply = OpenReply(
+            self._bus,
+            subject,
+            deadline_s=deadline_s,
+            now_s=time.monotonic(),
+            buffer_bytes_max=buffer_bytes_max,
+        )
         self._open[request] = reply
         self.opened += 1
         return reply
@@ -64,6 +82,18 @@ class Mailbox:
             self.tokens += reply.tokens
             if not self._open:
                 self._empty.set()
+
+    async def finish(self, reply: OpenReply) -> None:
+        """Forget a reply; cancel its request if the client left or was refused before the end."""
+        self.close(reply)
+        if reply.reply.ended or isinstance(reply.refusal, StreamInterrupted):
+            return
+        tenant, request = reply.subject.tenant, reply.subject.request
+        try:
+            await cancel(self._bus, tenant=tenant, request=request)
+        except (BrokerAway, BrokerRefused) as error:
+            # The request's time to live in the queue, and its deadline, end it all the same.
+            log.warning("%s could not be cancelled: %s", request, error)
 
     async def drain(self, *, grace_s: float) -> None:
         """Let open replies end for `grace_s`; end the rest with an error that can be resumed."""

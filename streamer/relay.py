@@ -10,9 +10,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.bus import BrokerAway, BrokerRefused, Bus
-from headrace.cancel import cancel
-from schemas.errors import InternalError, Refusal, StreamInterrupted, refusal_of
+from schemas.errors import InternalError, Refusal, refusal_of
 from streamer.buffer import OpenReply
 from streamer.chunks import Chunks
 from streamer.collect import Collected
@@ -32,14 +30,12 @@ class Relay:
 
     def __init__(
         self,
-        bus: Bus,
         mailbox: Mailbox,
         reply: OpenReply,
         *,
         stream: bool,
         headers: Mapping[str, str],
     ) -> None:
-        self._bus = bus
         self._mailbox = mailbox
         self._reply = reply
         self._stream = stream
@@ -60,19 +56,7 @@ class Relay:
             raise
         finally:
             watcher.cancel()
-            self._mailbox.close(reply)
-            await self._settle()
-
-    async def _settle(self) -> None:
-        """Cancel the request if its client is gone or was refused before the end."""
-        reply = self._reply
-        if reply.reply.ended or isinstance(reply.refusal, StreamInterrupted):
-            return
-        try:
-            await cancel(self._bus, tenant=reply.subject.tenant, request=reply.subject.request)
-        except (BrokerAway, BrokerRefused) as error:
-            # The request's time to live in the queue, and its deadline, end it all the same.
-            log.warning("%s could not be cancelled: %s", reply.subject.request, error)
+            await self._mailbox.finish(reply)
 
     async def _send_events(self, send: Send) -> None:
         reply = self._reply

@@ -81,6 +81,8 @@ class Reply:
         `stored_seq` is the frame's sequence in the log where it was read from there; it numbers
         the claim of an attempt.
         """
+        if isinstance(frame, Started):
+            return self._started(frame, stored_seq)
         if self.ended:
             return ()
         match frame:
@@ -94,16 +96,18 @@ class Reply:
                 if self._terminal is None or self._terminal[0] <= attempt:
                     self._terminal = (attempt, end, frame)
                 return [*shown, *self._end()]
-            case Started(attempt, _, resume_at, shape):
-                self.shape = shape
-                number = attempt or stored_seq
-                if number is not None and resume_at is not None:
-                    self._attempt_at(number, resume_at)
-                    return self._end()
-                return ()
             case Keepalive(_, last_seq):
                 self._last_seq = max(self._last_seq, last_seq)
                 return ()
+
+    def _started(self, frame: Started, stored_seq: int | None) -> Sequence[Event]:
+        # Even after the end: a reader that came late may learn the shape last, from the log.
+        self.shape = frame.shape
+        number = frame.attempt or stored_seq
+        if self.ended or number is None or frame.resume_at is None:
+            return ()
+        self._attempt_at(number, frame.resume_at)
+        return self._end()
 
     def _tokens(self, attempt: int, seq: int, pieces: Sequence[Piece]) -> list[Shown]:
         self._attempt_at(attempt, seq)

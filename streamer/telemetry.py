@@ -2,12 +2,14 @@
 
 from headrace.telemetry import Reading
 from streamer.mailbox import Mailbox
+from streamer.websocket import Sockets
 
 
-def readings(mailbox: Mailbox) -> list[Reading]:
+def readings(mailbox: Mailbox, sockets: Sockets) -> list[Reading]:
     """Return what /metrics shows."""
     return [
         Reading("replies_open", "Replies with a client.", lambda: mailbox.open_count),
         Reading("replies_opened", "Replies begun.", lambda: mailbox.opened, "counter"),
+        Reading("websockets", "WebSocket connections.", lambda: sockets.open_count),
         Reading("reply_events", "Events sent.", lambda: mailbox.tokens, "counter"),
     ]

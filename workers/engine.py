@@ -58,6 +58,11 @@ class Engine(Protocol):
         """How many requests run at once."""
         ...
 
+    @property
+    def alive(self) -> bool:
+        """Whether a started engine can still serve; one that cannot never comes back."""
+        ...
+
     async def start(self) -> ModelCard:
         """Load the model, warm it up and return its card (`files` empty). Called once, before
         the process has any connection: an engine may fork."""

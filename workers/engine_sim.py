@@ -21,7 +21,7 @@ from workers.engine import (
     Finish,
     Work,
 )
-from workers.sim.batch import SLACK_S, Batch, Generation
+from workers.sim.batch import Batch, Generation
 from workers.sim.ledger import Ledger
 from workers.sim.options import BadOption, size_of, time_model_of
 from workers.sim.script import Script, script_of
@@ -31,6 +31,9 @@ __all__ = ["BadOption", "SimulatedEngine", "tokenizer_files"]
 
 NAME: Final = "sim"
 EXIT_STATUS: Final = 70
+
+TICK_S: Final = 0.001
+"""Tokens due within a millisecond share a turn: a finer timer would cost more than the tokens."""
 
 
 class SimulatedEngine:
@@ -63,6 +66,11 @@ class SimulatedEngine:
     def slots(self) -> int:
         """How many requests run at once; each choice of a request counts as one."""
         return self._size.slots
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._loop is not None
 
     @property
     def preemptions(self) -> int:
@@ -164,11 +172,12 @@ class SimulatedEngine:
         self._batch.news.clear()
         if again_s is None:
             return
-        if again_s <= loop.time() + SLACK_S:
+        now_s = loop.time()
+        if again_s <= now_s:
             # Behind all that is ready: those who wait for this turn's pieces, and everybody else.
             self._soon = self._alarm = loop.call_soon(self._turn)
         else:
-            self._alarm = loop.call_at(again_s, self._turn)
+            self._alarm = loop.call_at(max(again_s, now_s + TICK_S), self._turn)
 
     def _hand_on(self, news: list[Generation]) -> None:
         waiters = self._waiters

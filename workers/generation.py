@@ -63,7 +63,7 @@ class Generation:
         self._checkpoint: asyncio.Future[Message] | None = None
         self._sent_s = time.monotonic()
         self._running: asyncio.Task[Finish] | None = None
-        self._cancelled = False
+        self.cancelled = asyncio.Event()
         self._first_s: float | None = None
 
     async def claim(self, *, first: bool) -> None:
@@ -94,7 +94,7 @@ class Generation:
             sim=self.envelope.sim,
         )
         self._running = asyncio.create_task(engine.generate(work, self._emit), name="generate")
-        if self._cancelled:
+        if self.cancelled.is_set():
             self._running.cancel()
         try:
             async with asyncio.timeout(max(0.0, self.envelope.deadline_s - time.time())):
@@ -102,11 +102,11 @@ class Generation:
         except TimeoutError:
             await self._fail("deadline_exceeded", "The request's deadline has passed.")
         except asyncio.CancelledError:
-            if not self._cancelled:
+            if not self.cancelled.is_set():
                 raise
             await self._fail("request_cancelled", "The request was cancelled.")
         except EngineRefused as error:
-            await self._fail("engine_error", f"The engine refuses this request: {error}")
+            await self._fail("invalid_request", f"The engine refuses this request: {error}")
         except EngineFailed as error:
             await self._fail("engine_error", str(error))
         else:
@@ -129,7 +129,7 @@ class Generation:
 
     def cancel(self) -> None:
         """Stop at once; the terminal frame will say that it was cancelled."""
-        self._cancelled = True
+        self.cancelled.set()
         if self._running is not None:
             self._running.cancel()
 

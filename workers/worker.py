@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
 import msgspec
@@ -51,6 +51,7 @@ class Worker:
         self._held: dict[str, Generation] = {}
         self._tombstones = Tombstones()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._slots = asyncio.Semaphore(engine.slots)
         self._idle = asyncio.Event()
         self._idle.set()
         self._peers = Registry(
@@ -107,6 +108,8 @@ class Worker:
             await asyncio.sleep(topology.HEARTBEAT_S)
             now_s = time.monotonic()
             self._leases.alive()
+            if not self._engine.alive:
+                self._engine_died(EngineDied("the engine's process ended while idle"))
             self._peers.tick()
             self._tombstones.prune(now_s=now_s)
             with contextlib.suppress(BrokerAway):
@@ -167,11 +170,10 @@ class Worker:
         request = generation.envelope.request
         done = False
         try:
-            done = await self._run_claimed(generation)
+            async with self._slot(generation):
+                done = await self._run_claimed(generation)
         except EngineDied as error:
-            log.error("the engine died: %s", error)
-            if not self.dead.done():
-                self.dead.set_exception(error)
+            self._engine_died(error)
         except (BrokerAway, BrokerRefused, Lost) as error:
             log.warning("%s is left to be delivered again: %s", request, error)
         except Exception:
@@ -181,6 +183,36 @@ class Worker:
         if done:
             with contextlib.suppress(BrokerAway):  # delivered again, it is found ended in the log
                 await self._bus.publish(generation.ack, ACK)
+
+    def _engine_died(self, error: EngineDied) -> None:
+        if not self.dead.done():
+            log.error("the engine died: %s", error)
+            self.dead.set_exception(error)
+
+    @contextlib.asynccontextmanager
+    async def _slot(self, generation: Generation) -> AsyncIterator[None]:
+        """Hold a slot of the engine, or none once the request is cancelled: it ends at once then.
+
+        What was pulled beyond the slots waits here, unclaimed, and not in the engine.
+        """
+        if not self._slots.locked():
+            await self._slots.acquire()  # at once: it was not locked
+        else:
+            taking = asyncio.create_task(self._slots.acquire())
+            leaving = asyncio.create_task(generation.cancelled.wait())
+            try:
+                await asyncio.wait([taking, leaving], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                leaving.cancel()
+                got = taking.done() and not taking.cancelled()
+                taking.cancel()
+            if not got:
+                yield
+                return
+        try:
+            yield
+        finally:
+            self._slots.release()
 
     def _release(self, generation: Generation) -> None:
         request = generation.envelope.request

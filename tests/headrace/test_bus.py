@@ -271,18 +271,3 @@ def test_the_payload_limit_is_the_brokers(nats_url: str) -> None:
         assert bus.payload_bytes_max == 1024 * 1024
 
     with_bus(nats_url, test)
-
-
-def test_gathering_yields_every_answer_until_the_caller_stops(nats_url: str) -> None:
-    async def test(bus: Bus) -> None:
-        async def thrice(message: Message) -> None:
-            for number in range(3):
-                await bus.publish(message.reply, b"%d" % number)
-
-        await bus.subscribe("thrice", thrice)
-        answers = bus.gather("thrice", {}, timeout_s=0.2)
-        assert [(await anext(answers)).data for _ in range(3)] == [b"0", b"1", b"2"]
-        with pytest.raises(BrokerAway, match="thrice"):
-            await anext(answers)
-
-    with_bus(nats_url, test)

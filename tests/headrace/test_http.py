@@ -1,7 +1,6 @@
 """Facts about serving: ports, several servers in a loop, and two ways to stop."""
 
 import asyncio
-import socket
 
 import httpx
 import pytest
@@ -11,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from headrace.http import CannotListen, Serving, listen, serve
+from headrace.http import CannotListen, Serving, serve
 from tests.waiting import until
 
 
@@ -40,21 +39,14 @@ def test_two_servers_share_a_loop_and_know_their_ports() -> None:
     uvloop.run(scenario())
 
 
-def test_a_port_in_use_is_refused_with_its_number() -> None:
-    with listen("127.0.0.1", 0) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(CannotListen, match=f"port {port} on 127.0.0.1 cannot be used"):
-            listen("127.0.0.1", port)
+def test_a_port_in_use_is_refused() -> None:
+    async def scenario() -> None:
+        serving = await at("first")
+        with pytest.raises(CannotListen, match=str(serving.port)):
+            await serve(app("second"), host="127.0.0.1", port=serving.port)
+        await serving.close()
 
-
-def test_an_address_of_no_machine_is_refused() -> None:
-    with pytest.raises(CannotListen, match="cannot be used"):
-        listen("203.0.113.1", 0)
-
-
-def test_listeners_send_small_writes_at_once() -> None:
-    with listen("127.0.0.1", 0) as listener:
-        assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    uvloop.run(scenario())
 
 
 def test_after_stop_accepting_open_connections_live_and_new_ones_are_refused() -> None:

@@ -123,7 +123,7 @@ def test_what_the_engine_refuses_is_one_error_event_without_done(system: System)
     with system.client() as client:
         parts = stream(client, chat(sim=hook("a", {"hex": "no hex"})))
     [error] = parts.events
-    assert error.json["error"]["code"] == "engine_error"
+    assert error.json["error"]["code"] == "invalid_request"
     assert b"[DONE]" not in parts.raw
 
 

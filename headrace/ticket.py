@@ -1,0 +1,94 @@
+"""Tickets: a signed, short-lived right to read one reply at one streamer.
+
+`base64url(body) "." base64url(HMAC-SHA256(key, body))`. All nodes share the key: `topology apply`
+makes it once and keeps it in the bucket `secrets`. Whoever has the link needs no key of their own,
+since SDKs drop the Authorization header when they follow a redirect to another host.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import secrets
+from typing import Final
+
+import msgspec
+
+from headrace import journal
+from headrace.bus import BrokerRefused, Bus
+from schemas import subjects
+from schemas.errors import Forbidden, Gone
+
+TICKET_S: Final = 30.0
+_KEY_BYTES: Final = 32
+_KEY_SUBJECT: Final = f"$KV.{subjects.SECRETS}.tickets"
+_WRONG_LAST_SEQUENCE: Final = 10071
+
+
+class Ticket(msgspec.Struct, frozen=True, array_like=True):
+    """The right to read one reply: where, whose, until when (epoch seconds), and in what form."""
+
+    streamer: str
+    tenant: str
+    request: str
+    deadline_s: float
+    expires_s: float
+    stream: bool
+
+
+class Tickets:
+    """Signs and reads tickets."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def sign(self, ticket: Ticket) -> str:
+        """Return a ticket as a part of a URL."""
+        body = msgspec.msgpack.encode(ticket)
+        return f"{_text(body)}.{_text(self._digest(body))}"
+
+    def read(self, text: str, *, now_s: float) -> Ticket:
+        """Return a valid ticket. Raises Forbidden for one we did not sign, Gone for an old one."""
+        body_text, _, signature = text.partition(".")
+        try:
+            body, digest = _bytes(body_text), _bytes(signature)
+        except (binascii.Error, ValueError):
+            raise Forbidden("This is no ticket.") from None
+        if not hmac.compare_digest(digest, self._digest(body)):
+            raise Forbidden("This ticket was not signed here.")
+        ticket = msgspec.msgpack.decode(body, type=Ticket)
+        if now_s > ticket.expires_s:
+            raise Gone("This ticket has expired.")
+        return ticket
+
+    def _digest(self, body: bytes) -> bytes:
+        return hmac.digest(self._key, body, hashlib.sha256)
+
+
+async def load_tickets(bus: Bus) -> Tickets:
+    """Return tickets signed with the nodes' common key, made now if there is none.
+
+    Raises BrokerAway and BrokerRefused.
+    """
+    stream = f"KV_{subjects.SECRETS}"
+    if not await journal.read(bus, stream, _KEY_SUBJECT):
+        first = {"Nats-Expected-Last-Subject-Sequence": "0"}
+        try:
+            await bus.store(_KEY_SUBJECT, secrets.token_bytes(_KEY_BYTES), headers=first)
+        except BrokerRefused as error:
+            if error.code != _WRONG_LAST_SEQUENCE:  # another node was faster
+                raise
+    [entry] = await journal.read(bus, stream, _KEY_SUBJECT)
+    return Tickets(entry.data)
+
+
+def _text(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+def _bytes(text: str) -> bytes:
+    # Strict, so that a ticket has one spelling and a changed last letter is a changed ticket.
+    raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    if _text(raw) != text:
+        raise ValueError("not canonical")
+    return raw

@@ -1,0 +1,85 @@
+"""`python -m ingress`: admits requests and sends their clients to a streamer."""
+
+import asyncio
+import os
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from headrace import lifecycle, topology
+from headrace.bus import Bus
+from headrace.http import serve
+from headrace.lifecycle import log_to_stdout, running_tasks
+from headrace.node import Stopped, admin_port, broker, unique
+from headrace.settings import ListenSettings, NodeSettings, api_keys, command
+from headrace.telemetry import Readiness, admin_routes, registry_of
+from headrace.ticket import load_tickets
+from ingress import desk
+from ingress.admit import Ingress
+from ingress.app import application
+from ingress.auth import Gate, guard_address
+from ingress.catalogue import Catalogue
+from ingress.redirect import Redirect
+from ingress.telemetry import readings as ingress_readings
+
+
+@dataclass(frozen=True, kw_only=True)
+class IngressSettings(NodeSettings, ListenSettings):
+    """An ingress's settings."""
+
+
+def run(settings: IngressSettings) -> None:
+    """Run an ingress: admit requests, and send their clients to a streamer."""
+    log_to_stdout(settings.name or "ingress")
+    gate = Gate((key.tenant, key.sha256) for key in api_keys(settings.config).keys)
+    guard_address(gate, settings.host)
+    sys.exit(lifecycle.run(lambda stop: _main(settings, gate, stop)))
+
+
+async def _main(settings: IngressSettings, gate: Gate, stop: asyncio.Event) -> None:
+    name = unique(settings.name or "ingress")
+    try:
+        async with broker(settings, name=name, stop=stop) as bus:
+            await topology.wait_applied(bus, stop)
+            await _serve(settings, gate, bus, stop)
+    except Stopped:
+        return
+
+
+async def _serve(settings: IngressSettings, gate: Gate, bus: Bus, stop: asyncio.Event) -> None:
+    catalogue = Catalogue(bus, clock=time.monotonic)
+    redirect = Redirect(bus, await load_tickets(bus), clock=time.monotonic)
+    threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="prompt")
+    ingress = Ingress(bus, gate=gate, catalogue=catalogue, threads=threads)
+
+    def readiness() -> Readiness:
+        detail = {"broker": bus.connected, "models": [card.name for card in catalogue.cards()]}
+        if ingress.draining:
+            return Readiness("draining", detail)
+        return Readiness("ready" if bus.connected else "starting", detail)
+
+    async def prune_streamers() -> None:
+        while True:
+            await asyncio.sleep(topology.HEARTBEAT_S)
+            redirect.tick()
+
+    await catalogue.start()
+    await redirect.start()
+    await desk.serve(bus, desk.Desk(ingress))
+    readings = ingress_readings(ingress)
+    pages = admin_routes(readiness, registry_of("ingress", readings))
+    serving = await serve(
+        application(ingress, redirect, pages), host=settings.host, port=settings.port
+    )
+    async with admin_port(settings, "ingress", readiness, readings), running_tasks() as tasks:
+        tasks.start("models", catalogue.follow())
+        tasks.start("streamers", prune_streamers())
+        await stop.wait()
+        ingress.draining = True
+        await serving.close(grace_s=settings.grace_s)
+    threads.shutdown(wait=False)
+
+
+if __name__ == "__main__":
+    command(IngressSettings, run)()

@@ -1,0 +1,179 @@
+"""Takes a request to its acceptance: the one function behind HTTP, WebSocket and `ingress.admit`.
+
+It composes the stations in their order; each step is one of the request's states.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Final
+
+from headrace import topology
+from headrace.bus import Bus
+from ingress.auth import Caller, Gate
+from ingress.catalogue import Catalogue, Model
+from ingress.cost import Cost, cost_of
+from ingress.dispatch import dispatch
+from schemas.errors import BrokerUnavailable, Draining, InvalidRequest
+from schemas.life import State, step
+from schemas.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from schemas.prefix import partition_of, prefix_key
+from schemas.subjects import ReplySubject, RequestSubject
+from schemas.wire import Envelope, Sampling, Shape, pack_tokens
+
+DEADLINE_S: Final = 600.0
+_DECIMAL: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+
+Ask = ChatRequest | CompletionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a request comes from and its reply goes: caller, id, streamer, deadline (epoch s)."""
+
+    caller: Caller
+    request: str
+    streamer: str
+    deadline_s: float
+
+
+@dataclass(slots=True)
+class Counts:
+    """What this ingress has done; read by /metrics."""
+
+    received: int = 0
+    accepted: int = 0
+    refused: int = 0
+    inflight: int = 0
+
+
+class Ingress:
+    """Admits requests; one per process."""
+
+    def __init__(self, bus: Bus, *, gate: Gate, catalogue: Catalogue, threads: Executor) -> None:
+        self.bus = bus
+        self.gate = gate
+        self.catalogue = catalogue
+        self.counts = Counts()
+        self.draining = False
+        self._threads = threads
+
+    async def admit(self, origin: Origin, ask: Ask) -> None:
+        """Put an authenticated request into the queue. Raises a Refusal.
+
+        Whoever reads the reply must expect it before the call.
+        """
+        state = step(State.RECEIVED, State.AUTHENTICATED)
+        if self.draining:
+            raise Draining("This node is stopping.")
+        model = self.catalogue.find(ask.model)
+        if ask.sim is not None and not model.card.simulated:
+            raise InvalidRequest("'sim' is for the simulated engine only.", param="sim")
+        if not self.bus.connected:
+            raise BrokerUnavailable("The queue cannot be reached.")
+        tokens = await self._tokens(model, ask)
+        cost = _cost(model, ask, len(tokens))
+        state = step(state, State.COSTED)
+        state = step(state, State.RESERVED)
+        envelope = _envelope(origin, ask, cost, tokens)
+        state = step(state, State.QUEUED)
+        await dispatch(self.bus, _subject(origin, model, ask, tokens), envelope)
+        step(state, State.PUBLISHED)
+
+    async def _tokens(self, model: Model, ask: Ask) -> list[int]:
+        """Render and tokenise in a thread: a long prompt must not hold the others up."""
+        loop = asyncio.get_running_loop()
+        if isinstance(ask, ChatRequest):
+            return await loop.run_in_executor(
+                self._threads, model.prompter.chat, ask.messages, ask.tools
+            )
+        if ask.tokens is not None:
+            return model.prompter.tokens(ask.tokens)
+        return await loop.run_in_executor(self._threads, model.prompter.text, ask.text)
+
+
+def parse(body: bytes, *, chat: bool, streamed: bool = False) -> Ask:
+    """Read and check a request's body. Raises InvalidRequest.
+
+    `streamed` says that the answer is a stream whatever the body says.
+    """
+    return (parse_chat if chat else parse_completion)(body, streamed=streamed)
+
+
+def deadline_of(timeout: str | None) -> float:
+    """Return the deadline (seconds since the epoch) that `x-request-timeout` asks for.
+
+    Decimal seconds, above 0 and at most 840. Raises InvalidRequest.
+    """
+    seconds = DEADLINE_S
+    if timeout is not None:
+        if not _DECIMAL.fullmatch(timeout) or not 0 < float(timeout) <= topology.DEADLINE_S_MAX:
+            raise InvalidRequest(
+                f"'x-request-timeout' is seconds, above 0, at most {topology.DEADLINE_S_MAX}.",
+                param="x-request-timeout",
+            )
+        seconds = float(timeout)
+    return time.time() + seconds
+
+
+def _cost(model: Model, ask: Ask, prompt_tokens: int) -> Cost:
+    return cost_of(
+        prompt_tokens=prompt_tokens,
+        asked_tokens=ask.output_tokens,
+        choices=ask.n or 1,
+        max_model_len=model.card.max_model_len,
+        param="messages" if isinstance(ask, ChatRequest) else "prompt",
+    )
+
+
+def _subject(origin: Origin, model: Model, ask: Ask, tokens: Sequence[int]) -> RequestSubject:
+    tenant = origin.caller.tenant
+    key = prefix_key(
+        model=model.card.name, adapter=None, tenant=tenant, session=ask.session, tokens=tokens
+    )
+    partition = partition_of(key, partitions=model.card.partitions)
+    return RequestSubject("online", model.card.name, partition, tenant, origin.request)
+
+
+def _envelope(origin: Origin, ask: Ask, cost: Cost, tokens: Sequence[int]) -> Envelope:
+    tenant = origin.caller.tenant
+    options = ask.stream_options
+    return Envelope(
+        request=origin.request,
+        tenant=tenant,
+        model=ask.model,
+        reply=str(ReplySubject(origin.streamer, tenant, origin.request)),
+        prompt=pack_tokens(tokens),
+        sampling=_sampling(ask, cost),
+        shape=Shape(
+            endpoint="chat" if isinstance(ask, ChatRequest) else "completion",
+            model=ask.model,
+            created_s=int(time.time()),
+            include_usage=bool(options and options.include_usage),
+            choices=cost.choices,
+            logprobs=ask.alternatives is not None,
+        ),
+        deadline_s=origin.deadline_s,
+        cache_salt=tenant,
+        sim=ask.sim,
+    )
+
+
+def _sampling(ask: Ask, cost: Cost) -> Sampling:
+    bias = ask.logit_bias
+    return Sampling(
+        max_tokens=cost.output_tokens,
+        temperature=1.0 if ask.temperature is None else ask.temperature,
+        top_p=1.0 if ask.top_p is None else ask.top_p,
+        seed=ask.seed,
+        stop=ask.stops,
+        n=cost.choices,
+        presence_penalty=ask.presence_penalty or 0.0,
+        frequency_penalty=ask.frequency_penalty or 0.0,
+        logit_bias=None if bias is None else {int(token): by for token, by in bias.items()},
+        logprobs=ask.alternatives,
+        ignore_eos=bool(ask.ignore_eos),
+    )

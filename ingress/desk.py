@@ -1,0 +1,116 @@
+"""Ingress for those who are not HTTP: the NATS service `ingress`, and the same in process.
+
+WebSockets end at streamers; what comes over them is admitted by the same function as a POST.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from headrace.bus import Bus
+from ingress.admit import Ingress, Origin, parse
+from ingress.auth import Caller
+from schemas import admit
+from schemas.admit import Admit, Answer, Identify, RefusalText
+from schemas.errors import InvalidApiKey, InvalidRequest, Refusal
+
+Question = TypeVar("Question", bound=msgspec.Struct)
+RawHeaders = Sequence[tuple[bytes, bytes]]
+
+
+class Desk:
+    """Identifies and admits for WebSockets; an `Admission` for those in the same process."""
+
+    def __init__(self, ingress: Ingress) -> None:
+        self._ingress = ingress
+
+    async def identify(self, headers: RawHeaders) -> str | None:
+        """Return the tenant of the headers, None where a key is needed and none is shown.
+
+        Raises InvalidApiKey or Forbidden.
+        """
+        gate = self._ingress.gate
+        if not gate.keyless and all(name != b"authorization" for name, _ in headers):
+            return None
+        return gate.identify(headers).tenant
+
+    async def identify_key(self, key: str) -> str:
+        """Return whose key this is. Raises InvalidApiKey."""
+        gate = self._ingress.gate
+        if gate.keyless:
+            raise InvalidApiKey("This node has no keys.")
+        return gate.identify_key(key.encode()).tenant
+
+    async def admit(
+        self,
+        tenant: str,
+        body: bytes,
+        *,
+        chat: bool,
+        request: str,
+        streamer: str,
+        deadline_s: float,
+    ) -> None:
+        """Put a streamed request into the queue. Raises a Refusal."""
+        counts = self._ingress.counts
+        counts.received += 1
+        counts.inflight += 1
+        try:
+            ask = parse(body, chat=chat, streamed=True)
+            await self._ingress.admit(Origin(Caller(tenant), request, streamer, deadline_s), ask)
+        except Refusal:
+            counts.refused += 1
+            raise
+        finally:
+            counts.inflight -= 1
+        counts.accepted += 1
+
+
+async def serve(bus: Bus, desk: Desk) -> None:
+    """Offer the NATS service. Raises BrokerAway."""
+
+    async def identify(data: bytes) -> bytes:
+        return await _answered(data, Identify, lambda asked: _identify(desk, asked))
+
+    async def admit_(data: bytes) -> bytes:
+        return await _answered(data, Admit, lambda asked: _admit(desk, asked))
+
+    await bus.add_service(
+        admit.SERVICE,
+        "Identifies clients and admits their requests",
+        {admit.IDENTIFY: identify, admit.ADMIT: admit_},
+    )
+
+
+async def _identify(desk: Desk, asked: Identify) -> str | None:
+    if asked.key is not None:
+        return await desk.identify_key(asked.key)
+    return await desk.identify(
+        [(name.encode("latin-1"), value.encode("latin-1")) for name, value in asked.headers]
+    )
+
+
+async def _admit(desk: Desk, asked: Admit) -> str:
+    await desk.admit(
+        asked.tenant,
+        bytes(asked.body),
+        chat=asked.chat,
+        request=asked.request,
+        streamer=asked.streamer,
+        deadline_s=asked.deadline_s,
+    )
+    return asked.tenant
+
+
+async def _answered(
+    data: bytes, kind: type[Question], act: Callable[[Question], Awaitable[str | None]]
+) -> bytes:
+    try:
+        question = msgspec.json.decode(data, type=kind)
+        answer = Answer(tenant=await act(question))
+    except msgspec.MsgspecError as error:
+        answer = Answer(refusal=RefusalText.of(InvalidRequest(str(error))))
+    except Refusal as refusal:
+        answer = Answer(refusal=RefusalText.of(refusal))
+    return msgspec.json.encode(answer)

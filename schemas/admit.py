@@ -1,0 +1,92 @@
+"""Questions to the NATS service `ingress`, and its answers: JSON, so that `nats request` can ask.
+
+`ingress.identify` says whose key this is, `ingress.admit` puts a request into the queue.
+"""
+
+from typing import Final
+
+import msgspec
+
+from schemas.errors import (
+    BrokerUnavailable,
+    ContextLengthExceeded,
+    Draining,
+    Forbidden,
+    InternalError,
+    InvalidApiKey,
+    InvalidRequest,
+    ModelNotFound,
+    QueueFull,
+    QueueTimeout,
+    Refusal,
+    RequestTooLarge,
+    TooManyRequests,
+)
+
+SERVICE: Final = "ingress"
+IDENTIFY: Final = "identify"
+ADMIT: Final = "admit"
+
+_REFUSALS: Final[dict[str, type[Refusal]]] = {
+    kind.__name__: kind
+    for kind in (
+        BrokerUnavailable,
+        ContextLengthExceeded,
+        Draining,
+        Forbidden,
+        InternalError,
+        InvalidApiKey,
+        InvalidRequest,
+        ModelNotFound,
+        QueueFull,
+        QueueTimeout,
+        RequestTooLarge,
+        TooManyRequests,
+    )
+}
+
+
+class Identify(msgspec.Struct, frozen=True):
+    """Whose are these headers (name and value, as on the wire), or whose is this key?"""
+
+    headers: tuple[tuple[str, str], ...] = ()
+    key: str | None = None
+
+
+class Admit(msgspec.Struct, frozen=True):
+    """Put this request into the queue; its reply goes to the streamer that asks."""
+
+    tenant: str
+    chat: bool
+    body: msgspec.Raw
+    request: str
+    streamer: str
+    deadline_s: float
+
+
+class RefusalText(msgspec.Struct, frozen=True):
+    """A refusal on its way between nodes."""
+
+    kind: str
+    message: str
+    param: str | None = None
+    retry_after_s: int | None = None
+
+    @staticmethod
+    def of(refusal: Refusal) -> "RefusalText":
+        """Return a refusal as text."""
+        return RefusalText(
+            type(refusal).__name__, refusal.message, refusal.param, refusal.retry_after_s
+        )
+
+    def refusal(self) -> Refusal:
+        """Return the refusal; one of a kind that we do not know is our own fault."""
+        kind = _REFUSALS.get(self.kind, InternalError)
+        return kind(self.message, param=self.param, retry_after_s=self.retry_after_s)
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The answer to both: the tenant (None for one who must still show a key), or a refusal."""
+
+    tenant: str | None = None
+    refusal: RefusalText | None = None

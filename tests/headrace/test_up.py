@@ -1,0 +1,318 @@
+"""Facts about `headrace up` and `headrace ps`, with real processes.
+
+nats-server is the real one; the tiers are stand-ins that answer /readyz, so that these facts are
+about `up` alone.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace import broker, registry
+from headrace.bus import BusSettings, connection
+from headrace.datadir import DataDir, started_s
+from headrace.sockets import claim_port, listen
+from headrace.up import curl
+from tests.waiting import until
+
+ROOT = Path(__file__).parents[2]
+
+TIER = """
+import os, sys
+from headrace import lifecycle
+from headrace.http import serve
+from headrace.telemetry import Readiness, admin_app, registry_of
+
+def flag(name):
+    return sys.argv[sys.argv.index(name) + 1]
+
+async def publish():
+    from headrace import broker, registry
+    from headrace.bus import BusSettings, connection
+    from schemas.model import ModelCard
+    async with connection(BusSettings(url=os.environ["HEADRACE_NATS_URL"]), name="card") as bus:
+        card = ModelCard(name="sim", created_s=1, max_model_len=1, files={})
+        await registry.publish_card(bus, card, {})
+    print("a line of log")
+    print(card.name)
+
+async def main(stop):
+    if "--publish-card" in sys.argv:
+        return await publish()
+    app = admin_app(lambda: Readiness("ready"), registry_of("t", []))
+    serving = await serve(app, host="127.0.0.1", port=int(flag("--admin-port")))
+    await stop.wait()
+    print(flag("--name"), "drains", flush=True)
+    await serving.close()
+
+raise SystemExit(lifecycle.run(main))
+"""
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """An environment in which `-m gateway` and `-m workers` are the stand-ins."""
+    for package in ("gateway", "workers"):
+        folder = tmp_path / "stand-ins" / package
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text("")
+        (folder / "__main__.py").write_text(TIER)
+    clean = {name: value for name, value in os.environ.items() if "HEADRACE" not in name}
+    return clean | {"PYTHONPATH": f"{tmp_path / 'stand-ins'}:{ROOT}"}
+
+
+class Up:
+    """A running `headrace up`: its process and all it has printed."""
+
+    def __init__(self, process: asyncio.subprocess.Process, data_dir: Path) -> None:
+        self.process = process
+        self.data_dir = data_dir
+        self.lines: list[str] = []
+
+    async def read(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            self.lines.append(line.decode().rstrip())
+
+    def line(self, start: str) -> str:
+        return next((line for line in self.lines if line.startswith(start)), "")
+
+    def ps(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.data_dir / "run.json").read_bytes())
+        return {process["name"]: process for process in found["processes"]}
+
+    def ready(self, name: str) -> bool:
+        return bool(self.ps()[name]["state"] == "ready")
+
+
+def headrace(*args: object) -> list[str]:
+    return [sys.executable, "-m", "headrace.cli", *map(str, args)]
+
+
+@asynccontextmanager
+async def up(tmp_path: Path, environ: dict[str, str], *flags: object) -> AsyncIterator[Up]:
+    data_dir = tmp_path / "data"
+    process = await asyncio.create_subprocess_exec(
+        *headrace("up", "--data-dir", data_dir, "--port", 0, *flags),
+        env=environ,
+        cwd=tmp_path,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    system = Up(process, data_dir)
+    reading = asyncio.create_task(system.read())
+    try:
+        await until(lambda: system.line("curl") or process.returncode is not None, within_s=30)
+        yield system
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(30):
+            await process.wait()
+            await reading
+
+
+def run(environ: dict[str, str], cwd: Path, *args: object) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        headrace(*args), env=environ, cwd=cwd, capture_output=True, text=True, timeout=30
+    )
+
+
+def test_up_serves_says_so_is_listed_and_stops_without_trace(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    async def scenario() -> None:
+        async with up(tmp_path, environ, "--workers", 2) as system:
+            url = system.line("NATS: ").removeprefix("NATS: ")
+            endpoint = system.line("endpoint: ").removeprefix("endpoint: ")
+            assert system.line("curl") == curl(endpoint, "sim", with_key=False)
+            assert system.line("a line of log")
+            await until(lambda: all(map(system.ready, system.ps())))
+
+            async with connection(BusSettings(url=url), name="test", timeout_s=5) as bus:
+                assert await registry.read_card(bus, "sim") is not None
+
+            listed = await asyncio.to_thread(
+                run, environ, tmp_path, "ps", "--json", "--data-dir", system.data_dir
+            )
+            told = json.loads(listed.stdout)
+            assert (told["endpoint"], told["nats_url"]) == (endpoint, url)
+            assert [
+                (process["name"], process["tier"], process["state"])
+                for process in told["processes"]
+            ] == [
+                ("nats", "nats", "ready"),
+                ("gateway", "gateway", "ready"),
+                ("worker-1", "worker", "ready"),
+                ("worker-2", "worker", "ready"),
+            ]
+            pids = [process["pid"] for process in told["processes"]]
+
+            second = await asyncio.to_thread(
+                run, environ, tmp_path, "up", "--data-dir", system.data_dir
+            )
+            assert second.returncode == 1
+            assert second.stderr.strip() == (
+                f"headrace: another headrace up runs from {system.data_dir}"
+            )
+
+            applied = await asyncio.to_thread(
+                run, environ, tmp_path, "topology", "apply", "--data-dir", system.data_dir
+            )
+            assert applied.returncode == 0
+            assert "REQUESTS" in applied.stdout.split()
+
+            system.process.send_signal(signal.SIGINT)
+            assert await system.process.wait() == 0
+        drained = [line for line in system.lines if line.endswith(" drains")]
+        assert drained[0] == "gateway drains"
+        assert sorted(drained[1:]) == ["worker-1 drains", "worker-2 drains"]
+        assert not any(started_s(pid) for pid in pids)
+        assert not (system.data_dir / "run.json").exists()
+
+    asyncio.run(scenario())
+
+
+def test_every_process_is_brought_back_and_the_port_of_nats_stays(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    async def scenario() -> None:
+        async with up(tmp_path, environ) as system:
+            await until(lambda: all(map(system.ready, system.ps())))
+            before = system.ps()
+            for name, process in before.items():
+                os.kill(process["pid"], signal.SIGKILL)
+                await until(
+                    lambda name=name, process=process: (
+                        system.ready(name)  # type: ignore[misc]
+                        and system.ps()[name]["pid"] != process["pid"]
+                    )
+                )
+            url = system.line("NATS: ").removeprefix("NATS: ")
+            async with connection(BusSettings(url=url), name="test", timeout_s=5) as bus:
+                await bus.api("INFO")
+
+    asyncio.run(scenario())
+
+
+def test_a_second_signal_ends_all_at_once(tmp_path: Path, environ: dict[str, str]) -> None:
+    package = tmp_path / "stand-ins" / "gateway" / "__main__.py"
+    package.write_text(
+        TIER.replace("await serving.close()", "await __import__('asyncio').sleep(60)")
+    )
+
+    async def scenario() -> None:
+        async with up(tmp_path, environ, "--grace-s", 60) as system:
+            pids = [process["pid"] for process in system.ps().values()]
+            system.process.send_signal(signal.SIGTERM)
+            await until(lambda: system.line("gateway drains"))
+            system.process.send_signal(signal.SIGTERM)
+            assert await system.process.wait() == 128 + signal.SIGTERM
+            await until(lambda: not any(started_s(pid) for pid in pids))
+
+    asyncio.run(scenario())
+
+
+def test_after_a_killed_up_the_next_one_starts_clean(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    async def scenario() -> None:
+        async with up(tmp_path, environ) as system:
+            pids = [process["pid"] for process in system.ps().values()]
+            url = system.line("NATS: ")
+            system.process.kill()
+            await system.process.wait()
+        listed = await asyncio.to_thread(
+            run, environ, tmp_path, "ps", "--data-dir", system.data_dir
+        )
+        assert listed.returncode == 1
+        assert listed.stderr.startswith("headrace: no headrace up runs from")
+        async with up(tmp_path, environ, "--workers", 0) as system:
+            assert not any(started_s(pid) for pid in pids)
+            assert system.line("NATS: ") == url
+            assert list(system.ps()) == ["nats", "gateway"]
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_cannot_be_published_is_a_refusal_that_leaves_nothing(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    package = tmp_path / "stand-ins" / "workers" / "__main__.py"
+    package.write_text("raise SystemExit('no such model')")
+    found = run(environ, tmp_path, "up", "--data-dir", "data", "--port", 0)
+    assert found.returncode == 1
+    assert "no such model" in found.stderr
+    assert found.stderr.strip().endswith(
+        "headrace: the model cannot be published: status 1, reason above"
+    )
+    assert not (tmp_path / "data" / "run.json").exists()
+
+
+def test_up_uses_a_broker_of_others_under_names_that_are_its_own(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    (tmp_path / "theirs").mkdir()
+    theirs = broker.prepare(DataDir(tmp_path / "theirs"))
+
+    async def scenario() -> None:
+        server = await asyncio.create_subprocess_exec(*theirs.argv)
+        try:
+            async with up(tmp_path, environ, "--nats-url", theirs.url) as system:
+                assert system.line("NATS: ") == f"NATS: {theirs.url}"
+                assert list(system.ps()) == ["gateway", "worker-1"]
+                await until(lambda: all(map(system.ready, system.ps())))
+            [worker] = [line for line in system.lines if line.endswith("-worker-1 drains")]
+            assert worker.startswith(f"{socket.gethostname()}-")
+            assert server.returncode is None
+        finally:
+            server.terminate()
+            await server.wait()
+
+    asyncio.run(scenario())
+
+
+def test_an_open_address_without_keys_is_refused_before_anything_starts(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    found = run(environ, tmp_path, "up", "--host", "0.0.0.0")
+    assert found.returncode == 1
+    assert "without keys" in found.stderr
+    assert not (tmp_path / ".headrace").exists()
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        found = run(environ, tmp_path, "up", "--port", port)
+    assert found.returncode == 1
+    assert found.stderr.startswith(f"headrace: port {port} on 127.0.0.1 cannot be used")
+    assert not (tmp_path / ".headrace" / "nats.json").exists()
+
+
+def test_a_broker_that_is_away_is_status_2(tmp_path: Path, environ: dict[str, str]) -> None:
+    url = f"nats://127.0.0.1:{claim_port('127.0.0.1', 0)}"
+    found = run(environ, tmp_path, "topology", "apply", "--nats-url", url)
+    assert found.returncode == 2
+    assert found.stderr.startswith("headrace: the broker is away")
+
+
+def test_the_curl_line_names_the_variable_of_the_key_not_the_key() -> None:
+    line = curl("http://h", "it's", with_key=True)
+    assert '-H "Authorization: Bearer $HEADRACE_API_KEY"' in line
+    assert "\n" not in line
+    probe = line.replace("curl -N", "printf '%s\\n'")
+    said = subprocess.run(["sh", "-c", probe], capture_output=True, text=True).stdout.splitlines()
+    assert json.loads(said[-1])["model"] == "it's"
