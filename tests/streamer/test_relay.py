@@ -70,7 +70,7 @@ class Path:
         )
         self.client = Client()
         self.attempt = 1
-        self.relay = Relay(bus, self.mailbox, self.reply, stream=stream, headers={})
+        self.relay = Relay(self.mailbox, self.reply, stream=stream, headers={})
 
     def hear(self, *frames: Frame) -> None:
         """Have frames come live."""
