@@ -264,8 +264,15 @@ class Bus:
         with contextlib.suppress(nats.errors.Error, OSError, asyncio.TimeoutError):
             if self._client.is_connected:
                 await self._client.flush(timeout=1)
-        with contextlib.suppress(OSError):  # what was pending for a broker that is away
+        try:
             await self._client.close()
+        except OSError:
+            pass  # what was pending for a broker that is away
+        except asyncio.CancelledError:
+            # nats-py lets out that of its own reading task, which it cancelled.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
 
     def _check_connected(self) -> None:
         if not self._client.is_connected:

@@ -86,7 +86,7 @@ def test_with_keys_host_and_origin_do_not_matter() -> None:
 
 LOCAL_HOSTS = [
     *(b"localhost", b"localhost:8000", b"127.0.0.1:8000", b"127.1.2.3", b"[::1]:8000", b"[::1]"),
-    *(b"app.localhost:80", b"LOCALHOST"),
+    b"LOCALHOST",
 ]
 FOREIGN_HOSTS = [
     *(b"evil.example", b"evil.example:8000", b"localhost.evil.example", b"127.0.0.1.evil.example"),
@@ -127,7 +127,7 @@ def test_without_keys_a_key_is_not_looked_at() -> None:
     assert KEYLESS.identify(headers) == Caller("default")
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost", "a.localhost"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
 def test_loopback_addresses_are_this_machines(host: str) -> None:
     assert is_loopback(host)
 
