@@ -41,10 +41,10 @@ class Mailbox:
 
     async def start(self) -> None:
         """Begin to listen. Raises BrokerAway."""
-        await self._bus.subscribe(subjects.replies_of(self.streamer), self._message)
+        await self._bus.listen(subjects.replies_of(self.streamer), self._message)
         self._bus.on_reconnect(self._reconnected)
 
-    async def _message(self, message: Message) -> None:
+    def _message(self, message: Message) -> None:
         reply = self._open.get(message.subject.rpartition(".")[2])
         if reply is None:
             self.unexpected(message)
