@@ -92,7 +92,7 @@ class Bus:
 
     async def open(self) -> None:
         """Subscribe to the inbox that all answers come to."""
-        await self._client.subscribe(f"{self._inbox}.*", cb=self._answered)
+        await self.listen(f"{self._inbox}.*", self._answered)
 
     @property
     def connected(self) -> bool:
@@ -293,7 +293,7 @@ class Bus:
     def _forget(self, token: str, _answer: "asyncio.Future[Message]") -> None:
         self._waiting.pop(token, None)
 
-    async def _answered(self, message: Message) -> None:
+    def _answered(self, message: Message) -> None:
         answer = self._waiting.get(message.subject.rpartition(".")[2])
         if answer is not None and not answer.done():
             answer.set_result(message)
