@@ -1,0 +1,154 @@
+"""`headrace cancel` and `headrace purge`: what goes, what stays, and who is told."""
+
+import os
+import pty
+import subprocess
+from typing import Any
+
+import pytest
+
+from headrace.bus import Bus
+from schemas.wire import Failed, Started, encode_frame
+from streamer.reply import Broken, Reply
+from tests.broker import with_bus
+from tests.queue import (
+    ODD_MODEL,
+    ODD_TENANT,
+    asked,
+    command,
+    envelope,
+    frames_of,
+    headrace,
+    heard_during,
+    place,
+    pull,
+    stored,
+    subjects_of,
+)
+from tests.servers import ROOT
+
+
+def waiting(url: str) -> int:
+    found: int = asked(url, "backlog")["total"]["waiting"]
+    return found
+
+
+@pytest.mark.parametrize("request_id", ["req_" + 32 * "0", "a.b", "*", ">", "ü", ""])
+def test_an_id_that_nothing_has_is_exit_status_1(url: str, request_id: str) -> None:
+    stored(url, [place()])
+    for name in ("peek", "cancel"):
+        result = headrace(url, name, request_id)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert result.stderr.startswith("headrace: ")
+    assert waiting(url) == 1
+
+
+def test_cancelling_a_waiting_request_takes_it_out_and_tells_its_reader_why(url: str) -> None:
+    gone, stays = stored(url, [place(tenant=ODD_TENANT), place(tenant=ODD_TENANT)])
+    heard = heard_during(url, lambda: asked(url, "cancel", gone.request))
+    assert heard == [f"cancels.a=2Fb=20c.{gone.request}"]
+    assert with_bus(url, subjects_of) == {str(stays): 1}
+    frames = with_bus(url, lambda bus: frames_of(bus, gone))
+    reply = Reply()
+    events = [event for seq, frame in frames for event in reply.take(frame, stored_seq=seq)]
+    assert [type(event) for event in events] == [Broken]
+    assert isinstance(events[0], Broken)
+    assert events[0].code == "request_cancelled"
+    found = asked(url, "peek", gone.request)
+    assert (found["state"], found["reply"]["ended"]) == ("ended", "failed")
+    assert found["reply"]["code"] == "request_cancelled"
+    assert headrace(url, "cancel", gone.request).exit_code == 1
+
+
+def test_cancelling_a_request_that_has_begun_leaves_its_end_to_its_worker(url: str) -> None:
+    (subject,) = stored(url, [place()])
+
+    async def begin(bus: Bus) -> None:
+        (given,) = await pull(bus, 1)
+        started = Started(0, "w", 0, envelope(subject).shape)
+        await bus.store(f"replies.s.t.{subject.request}", encode_frame(started))
+        assert given.subject == str(subject)
+
+    with_bus(url, begin)
+    found = asked(url, "peek", subject.request)
+    assert (found["state"], found["reply"]["worker"]) == ("running", "w")
+    heard = heard_during(url, lambda: asked(url, "cancel", subject.request))
+    assert heard == [f"cancels.t.{subject.request}"]
+    assert with_bus(url, subjects_of) == {}
+    assert len(with_bus(url, lambda bus: frames_of(bus, subject))) == 1
+    assert asked(url, "peek", subject.request)["state"] == "gone"
+
+
+def test_a_dry_run_says_what_would_go_and_changes_nothing(url: str) -> None:
+    stored(url, [place(tenant=tenant) for tenant in (ODD_TENANT, "b", ODD_TENANT)])
+    with_bus(url, lambda bus: pull(bus, 1))
+    before = with_bus(url, subjects_of)
+    heard = heard_during(url, lambda: headrace(url, "purge", "--tenant", ODD_TENANT, "--dry-run"))
+    told = asked(url, "purge", "--tenant", ODD_TENANT, "--dry-run")
+    assert told == {"waiting": 1, "running": 1, "purged": 0, "dry_run": True}
+    assert (with_bus(url, subjects_of), heard) == (before, [])
+
+
+def test_a_purge_of_a_tenant_leaves_the_others(url: str) -> None:
+    requests = stored(
+        url, [place(tenant=tenant, partition=number % 3) for number in range(150)
+              for tenant in ("a", "ab", "b")]
+    )  # fmt: skip
+    with_bus(url, lambda bus: pull(bus, 2))
+    told: dict[str, Any] = {}
+    heard = heard_during(url, lambda: told.update(asked(url, "purge", "--tenant", "a", "--yes")))
+    assert told == {"waiting": 149, "running": 1, "purged": 150, "dry_run": False}
+    assert len(heard) == 150
+    assert all(subject.startswith("cancels.a.") for subject in heard)
+    left = {str(subject) for subject in requests if subject.tenant != "a"}
+    assert with_bus(url, subjects_of).keys() == left
+
+
+def test_a_purge_of_a_model_leaves_the_others(url: str) -> None:
+    kept, *_ = stored(url, [place(), *[place(model=ODD_MODEL, partition=1) for _ in range(450)]])
+    assert asked(url, "purge", "--model", ODD_MODEL, "--yes")["purged"] == 450
+    assert with_bus(url, subjects_of) == {str(kept): 1}
+
+
+def test_a_purge_names_what_it_purges(url: str) -> None:
+    stored(url, [place()])
+    assert headrace(url, "purge", "--yes").exit_code == 2
+    assert headrace(url, "purge", "--tenant", "", "--yes").exit_code == 2
+    assert waiting(url) == 1
+
+
+def test_without_a_terminal_a_purge_needs_yes(url: str) -> None:
+    stored(url, [place()])
+    result = headrace(url, "purge", "--tenant", "t")
+    assert (result.exit_code, "--yes" in result.stderr) == (1, True)
+    assert waiting(url) == 1
+
+
+@pytest.mark.parametrize(("answer", "status", "left"), [(b"y\n", 0, 0), (b"n\n", 1, 1)])
+def test_on_a_terminal_a_purge_asks(url: str, answer: bytes, status: int, left: int) -> None:
+    stored(url, [place()])
+    terminal, end = pty.openpty()
+    try:
+        os.write(terminal, answer)
+        asking = subprocess.run(
+            command("purge", "--tenant", "t", "--nats-url", url),
+            stdin=end,
+            capture_output=True,
+            cwd=ROOT,
+            timeout=30,
+        )
+    finally:
+        os.close(terminal)
+        os.close(end)
+    assert asking.returncode == status, asking.stderr
+    assert b"Purge 1 waiting and 0 running requests?" in asking.stderr
+    assert len(with_bus(url, subjects_of)) == left
+
+
+def test_a_request_cancelled_by_an_operator_is_ended_with_a_claim_and_a_failure(url: str) -> None:
+    (subject,) = stored(url, [place()])
+    asked(url, "cancel", subject.request)
+    (claimed, started), (_, failed) = with_bus(url, lambda bus: frames_of(bus, subject))
+    assert isinstance(started, Started)
+    assert isinstance(failed, Failed)
+    assert failed.attempt == claimed
