@@ -112,8 +112,7 @@ async def peek(bus: Bus, request: str) -> Peek | None:
     """Look at a request; None if nothing knows it. Raises BrokerAway and BrokerRefused."""
     subject = await find(bus, request)
     queued = None if subject is None else await read_queued(bus, subject)
-    entries = await journal.read(bus, subjects.REPLIES, subjects.replies_to(request))
-    progress = progress_of(entries[0].subject, _frames(entries)) if entries else None
+    progress = await progress_in(bus, subjects.replies_to(request))
     if queued is None and progress is None:
         return None
     delivery = Delivery(0, True)
@@ -123,6 +122,12 @@ async def peek(bus: Bus, request: str) -> Peek | None:
         delivery = delivery_of(queued.seq, consumer, attempts=attempts)
     at_s = (await survey.mark(bus)).at_s
     return Peek(request, at_s, queued, delivery, progress)
+
+
+async def progress_in(bus: Bus, reply: str) -> Progress | None:
+    """Sum up the log under a reply's subject or filter; None if it is empty. Raises as `peek`."""
+    entries = await journal.read(bus, subjects.REPLIES, reply)
+    return progress_of(entries[0].subject, _frames(entries)) if entries else None
 
 
 async def find(bus: Bus, request: str) -> RequestSubject | None:

@@ -1,5 +1,6 @@
 """`headrace cancel` and `headrace purge`: what goes, what stays, and who is told."""
 
+import asyncio
 import os
 import pty
 import subprocess
@@ -7,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from headrace.bus import Bus
-from schemas.wire import Failed, Started, encode_frame
-from streamer.reply import Broken, Reply
+from headrace.bus import Bus, Message
+from schemas.subjects import RequestSubject
+from schemas.wire import Failed, Piece, Started, Tokens, Usage, encode_frame
+from streamer.reply import Broken, Reply, Shown
 from tests.broker import with_bus
 from tests.queue import (
     ODD_MODEL,
@@ -22,6 +24,7 @@ from tests.queue import (
     heard_during,
     place,
     pull,
+    put,
     stored,
     subjects_of,
 )
@@ -60,23 +63,55 @@ def test_cancelling_a_waiting_request_takes_it_out_and_tells_its_reader_why(url:
     assert headrace(url, "cancel", gone.request).exit_code == 1
 
 
-def test_cancelling_a_request_that_has_begun_leaves_its_end_to_its_worker(url: str) -> None:
-    (subject,) = stored(url, [place()])
+async def begin(bus: Bus, subject: RequestSubject, *, tokens: int) -> None:
+    """Take a request as a worker does, and make some tokens."""
+    await put(bus, [subject])
+    (given,) = await pull(bus, 1)
+    assert given.subject == str(subject)
+    reply = envelope(subject).reply
+    claim = await bus.store(reply, encode_frame(Started(0, "w", 0, envelope(subject).shape)))
+    for seq in range(tokens):
+        await bus.store(reply, encode_frame(Tokens(claim.seq, seq, (Piece(0, "a", (seq,)),))))
 
-    async def begin(bus: Bus) -> None:
-        (given,) = await pull(bus, 1)
-        started = Started(0, "w", 0, envelope(subject).shape)
-        await bus.store(f"replies.s.t.{subject.request}", encode_frame(started))
-        assert given.subject == str(subject)
 
-    with_bus(url, begin)
-    found = asked(url, "peek", subject.request)
-    assert (found["state"], found["reply"]["worker"]) == ("running", "w")
-    heard = heard_during(url, lambda: asked(url, "cancel", subject.request))
-    assert heard == [f"cancels.t.{subject.request}"]
+def test_a_request_that_runs_is_ended_by_its_worker(url: str) -> None:
+    subject = place()
+
+    async def scenario(bus: Bus) -> None:
+        await begin(bus, subject, tokens=2)
+
+        async def end(message: Message) -> None:
+            assert message.subject == f"cancels.t.{subject.request}"
+            end = Failed(1, 2, (), "request_cancelled", "", Usage(3, 2, 0))
+            await bus.store(envelope(subject).reply, encode_frame(end))
+
+        await bus.subscribe("cancels.>", end)
+        await bus.api("INFO")  # the broker knows of it now
+        found = await asyncio.to_thread(asked, url, "peek", subject.request)
+        assert (found["state"], found["reply"]["worker"]) == ("running", "w")
+        assert found["reply"]["tokens"] == 2
+        await asyncio.to_thread(asked, url, "cancel", subject.request)
+        assert await subjects_of(bus) == {}
+        frames = [frame for _, frame in await frames_of(bus, subject)]
+        assert [type(frame) for frame in frames] == [Started, Tokens, Tokens, Failed]
+
+    with_bus(url, scenario)
+
+
+def test_a_request_whose_worker_is_dead_is_ended_after_the_tokens_it_made(url: str) -> None:
+    subject = place()
+    with_bus(url, lambda bus: begin(bus, subject, tokens=2))
+    asked(url, "cancel", subject.request)
     assert with_bus(url, subjects_of) == {}
-    assert len(with_bus(url, lambda bus: frames_of(bus, subject))) == 1
-    assert asked(url, "peek", subject.request)["state"] == "gone"
+    frames = with_bus(url, lambda bus: frames_of(bus, subject))
+    live, replayed = Reply(), Reply()
+    for seen in (
+        [event for _, frame in frames for event in live.take(frame)],
+        [event for seq, frame in frames for event in replayed.take(frame, stored_seq=seq)],
+    ):
+        assert [type(event) for event in seen] == [Shown, Shown, Broken]
+        assert isinstance(seen[-1], Broken)
+        assert seen[-1].code == "request_cancelled"
 
 
 def test_a_dry_run_says_what_would_go_and_changes_nothing(url: str) -> None:
