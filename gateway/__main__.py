@@ -22,7 +22,7 @@ from ingress.catalogue import Catalogue
 from ingress.desk import Desk
 from ingress.desk import serve as serve_desk
 from ingress.telemetry import readings as ingress_readings
-from streamer.app import websocket_routes
+from streamer.app import client_routes
 from streamer.mailbox import Mailbox
 from streamer.telemetry import readings as streamer_readings
 from streamer.websocket import Sockets
@@ -72,7 +72,7 @@ async def _serve(
     await serve_desk(bus, desk)
     readings = [*ingress_readings(ingress), *streamer_readings(mailbox, sockets)]
     operator_routes = admin_routes(readiness, registry_of("gateway", readings))
-    extra = [*websocket_routes(sockets), *operator_routes]
+    extra = [*client_routes(bus, mailbox, sockets), *operator_routes]
     app = Application(ingress, Inline(mailbox), extra)
     serving = await serve(app, host=settings.host, port=settings.port)
     async with admin_port(settings, "gateway", readiness, readings), running_tasks() as tasks:

@@ -12,6 +12,7 @@ from headrace.bus import Bus
 from headrace.http import serve
 from headrace.lifecycle import log_to_stdout, running_tasks, settle_memory
 from headrace.node import Stopped, admin_port, broker, unique
+from headrace.requests import cancel_route
 from headrace.settings import ListenSettings, NodeSettings, api_keys, command
 from headrace.telemetry import Readiness, admin_routes, registry_of
 from headrace.ticket import load_tickets
@@ -66,9 +67,13 @@ async def _serve(settings: IngressSettings, gate: Gate, bus: Bus, stop: asyncio.
 
     await catalogue.start()
     await redirect.start()
-    await desk.serve(bus, desk.Desk(ingress))
+    clerk = desk.Desk(ingress)
+    await desk.serve(bus, clerk)
     readings = ingress_readings(ingress)
-    pages = admin_routes(readiness, registry_of("ingress", readings))
+    pages = [
+        cancel_route(bus, clerk.identify),
+        *admin_routes(readiness, registry_of("ingress", readings)),
+    ]
     serving = await serve(
         Application(ingress, redirect, pages), host=settings.host, port=settings.port
     )

@@ -36,6 +36,9 @@ class Expected(Protocol):
 class Handoff(Protocol):
     """Chooses the streamer of a request."""
 
-    def expect(self, *, tenant: str, request: str, deadline_s: float) -> Expected:
-        """Have a streamer expect the reply. Raises a Refusal when none can."""
+    def expect(self, *, tenant: str, request: str, deadline_s: float, keep: bool) -> Expected:
+        """Have a streamer expect the reply. Raises a Refusal when none can.
+
+        `keep`: the request runs on when its last reader leaves.
+        """
         ...

@@ -40,14 +40,16 @@ class Redirect:
         """Forget the silent."""
         self._streamers.tick()
 
-    def expect(self, *, tenant: str, request: str, deadline_s: float) -> "ExpectedThere":
+    def expect(
+        self, *, tenant: str, request: str, deadline_s: float, keep: bool
+    ) -> "ExpectedThere":
         """Choose a streamer. Raises NoStreamers."""
         live = [entry for entry in self._streamers.entries.values() if not entry.draining]
         if not live:
             raise NoStreamers("No streamer is there to carry the answer.")
         chosen = min(live, key=lambda entry: (self._load(entry), entry.name))
         self._sent[chosen.name] = self._sent.get(chosen.name, 0) + 1
-        return ExpectedThere(self._tickets, chosen, tenant, request, deadline_s)
+        return ExpectedThere(self._tickets, chosen, tenant, request, deadline_s, keep)
 
     def _load(self, entry: StreamerEntry) -> int:
         return entry.open_streams + self._sent.get(entry.name, 0)
@@ -64,7 +66,9 @@ class ExpectedThere:
         tenant: str,
         request: str,
         deadline_s: float,
+        keep: bool,
     ) -> None:
+        self._keep = keep
         self._tickets = tickets
         self._entry = entry
         self._tenant = tenant
@@ -85,6 +89,7 @@ class ExpectedThere:
             self._deadline_s,
             time.time() + TICKET_S,
             stream,
+            self._keep,
         )
         location = f"{self._entry.public_url}/v1/replies/{self._tickets.sign(ticket)}"
         return Response(

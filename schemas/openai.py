@@ -72,7 +72,13 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     session_id: str | None = None
     prompt_cache_key: str | None = None
+    on_disconnect: Literal["cancel", "continue"] | None = None
     sim: SimHook | None = None
+
+    @property
+    def keep(self) -> bool:
+        """Whether the request runs on when its last reader leaves."""
+        return self.on_disconnect == "continue"
 
     @property
     def session(self) -> str | None:

@@ -36,6 +36,7 @@ class Shape(NamedTuple):
     include_usage: bool
     choices: int
     logprobs: bool
+    keep: bool = False  # whether the request runs on when its last reader leaves
 
 
 class TopToken(NamedTuple):

@@ -65,7 +65,7 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
 
     sockets = Sockets(mailbox, RemoteAdmission(bus))
     await mailbox.start()
-    app = application(mailbox, sockets, desk)
+    app = application(bus, mailbox, sockets, desk)
     serving = await serve(app, host=settings.host, port=settings.port)
     public_url = (settings.public_url or serving.url).rstrip("/")
 

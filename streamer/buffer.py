@@ -14,7 +14,6 @@ from headrace import journal
 from headrace.bus import BrokerAway, BrokerRefused, Bus
 from schemas import subjects
 from schemas.errors import DeadlineExceeded, Refusal, StreamInterrupted
-from schemas.subjects import ReplySubject
 from schemas.wire import BadFrame, Failed, Finished, Piece, Tokens, decode_frame
 from streamer.reply import Event, Reply, Shown
 
@@ -36,13 +35,18 @@ class OpenReply:
     def __init__(
         self,
         bus: Bus,
-        subject: ReplySubject,
         *,
+        tenant: str,
+        request: str,
+        log_subject: str,
         deadline_s: float,
         now_s: float,
+        keep: bool = False,
         buffer_bytes_max: int = BUFFER_BYTES_MAX,
     ) -> None:
-        self.subject = subject
+        self.tenant = tenant
+        self.request = request
+        self.log_subject = log_subject
         self.deadline_s = deadline_s
         self.reply = Reply()
         self.refusal: Refusal | None = None
@@ -50,6 +54,7 @@ class OpenReply:
         self.comment_due = False
         self.tokens = 0
         self._bus = bus
+        self._kept = keep
         self._bytes_max = buffer_bytes_max
         self._pending: list[Event] = []
         self._pending_bytes = 0
@@ -65,6 +70,12 @@ class OpenReply:
         self._rest: Awaitable[None] | None = None
         self.write_now: Callable[[Sequence[Event]], Awaitable[None] | None] | None = None
         self.writer: asyncio.Task[None] | None = None
+
+    @property
+    def kept(self) -> bool:
+        """Whether the request runs on when its last reader leaves."""
+        shape = self.reply.shape
+        return self._kept if shape is None else shape.keep
 
     def frame(self, data: bytes) -> None:
         """Take a frame as it came from the broker."""
@@ -85,7 +96,7 @@ class OpenReply:
         try:
             return self.reply.take(decode_frame(data), stored_seq=stored_seq)
         except BadFrame as error:
-            log.warning("a frame of %s that we cannot read: %s", self.subject.request, error)
+            log.warning("a frame of %s that we cannot read: %s", self.request, error)
             return ()
 
     def _keep(self, events: Sequence[Event], size: int) -> None:
@@ -137,14 +148,18 @@ class OpenReply:
             finally:
                 self._waiter = None
 
+    async def load(self) -> None:
+        """Read what the log holds already, before anybody waits for it."""
+        await self._read_log()
+
     async def _read_log(self) -> None:
         self._log_due = self._behind = False
         try:
             entries = await journal.read(
-                self._bus, subjects.REPLIES, str(self.subject), after_seq=self._log_seq
+                self._bus, subjects.REPLIES, self.log_subject, after_seq=self._log_seq
             )
         except (BrokerAway, BrokerRefused) as error:
-            log.info("the log of %s cannot be read now: %s", self.subject.request, error)
+            log.info("the log of %s cannot be read now: %s", self.request, error)
             return
         for entry in entries:
             self._keep(self._read(entry.data, stored_seq=entry.seq), len(entry.data))

@@ -19,10 +19,11 @@ DONE: Final = b"data: [DONE]\n\n"
 
 
 class EventLines:
-    """Renders the events of one stream."""
+    """Renders the events of one stream; of a resumed one, those after the event id `after`."""
 
-    def __init__(self, chunks: Chunks) -> None:
+    def __init__(self, chunks: Chunks, *, after: int = -1) -> None:
         self._chunks = chunks
+        self._after = after
 
     def render(self, events: Sequence[Event]) -> bytes:
         """Return the bytes of some events, all of them in one write."""
@@ -34,17 +35,21 @@ class EventLines:
                 case Shown(seq, piece):
                     lines.append(self._token(seq, piece))
                 case Complete(seq, reasons, usage):
-                    lines.append(b"id: %d\ndata: %b\n\n" % (seq, self._chunks.finish(reasons)))
-                    if (chunk := self._chunks.usage(usage)) is not None:
-                        lines.append(b"id: %d\ndata: %b\n\n" % (seq + 1, chunk))
+                    lines.append(self._event(seq, self._chunks.finish(reasons)))
+                    lines.append(self._event(seq + 1, self._chunks.usage(usage)))
                     lines.append(DONE)
                 case Broken(code, message):
                     lines.append(error_event(refusal_of(code, message)))
         return b"".join(lines)
 
     def _token(self, seq: int, piece: Piece) -> bytes:
-        chunk = self._chunks.piece(piece)
-        return b"" if chunk is None else b"id: %d\ndata: %b\n\n" % (seq, chunk)
+        # Rendered even where it is not sent: the first token of a choice carries its role.
+        return self._event(seq, self._chunks.piece(piece))
+
+    def _event(self, seq: int, chunk: bytes | None) -> bytes:
+        if chunk is None or seq <= self._after:
+            return b""
+        return b"id: %d\ndata: %b\n\n" % (seq, chunk)
 
 
 def error_event(refusal: Refusal) -> bytes:
