@@ -84,8 +84,8 @@ def operate(work: Coroutine[Any, Any, None]) -> None:
         refuse(f"the broker is away: {error}", status=2)
 
 
-def _up(wanted: up.UpSettings) -> None:
-    """Start nats-server, a gateway and workers, and keep them running."""
+def _up(wanted: settings.UpSettings) -> None:
+    """Start nats-server, a gateway (or ingress and streamers) and workers; keep them running."""
     raise typer.Exit(up.run(wanted))
 
 
@@ -104,7 +104,10 @@ def _ps(wanted: PsSettings) -> None:
             f"{process.name:<12} {process.tier:<8} {process.pid:>8} {process.state:<9}"
             f" {process.admin_url}"
         )
-    print(f"endpoint: {record.endpoint}")
+    for endpoint in record.endpoints or (record.endpoint,):
+        print(f"endpoint: {endpoint}")
+    for url in record.streamers:
+        print(f"streamer: {url}")
 
 
 def _apply(wanted: ApplySettings) -> None:
@@ -121,7 +124,7 @@ async def _apply_to_broker(wanted: ApplySettings) -> None:
         print("\n".join(applied))
 
 
-main.command("up")(settings.taking(up.UpSettings, _up))
+main.command("up")(settings.taking(settings.UpSettings, _up))
 main.command("ps")(settings.taking(PsSettings, _ps))
 topology_commands.command("apply")(settings.taking(ApplySettings, _apply))
 

@@ -3,54 +3,111 @@
 The streamer with the fewest open streams is chosen, counting what we sent since it last told.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from starlette.responses import Response
 
 from headrace import topology
-from headrace.bus import Bus
+from headrace.bus import BrokerAway, Bus
 from headrace.registry import Registry
 from headrace.ticket import TICKET_S, Ticket, Tickets
 from schemas import subjects
 from schemas.errors import NoStreamers
 from schemas.model import StreamerEntry
 
+PROBE_EVERY_S: Final = 0.25
+PROBE_TIMEOUT_S: Final = 1.0
+
 
 class Redirect:
-    """Sends clients to live streamers. A `Handoff`; call `tick` each second."""
+    """Sends clients to live streamers. A `Handoff`; call `tick` each second, run `probe_forever`.
+
+    Heartbeats are missed late. So each streamer is asked a few times a second whether it lives: for
+    one whose process died the broker answers at once that nobody is there.
+    """
 
     def __init__(self, bus: Bus, tickets: Tickets, *, clock: Callable[[], float]) -> None:
+        self._bus = bus
         self._tickets = tickets
         self._sent: dict[str, int] = {}
+        self._silent: set[str] = set()
         self._streamers = Registry(
             bus,
             subjects.STREAMERS,
             StreamerEntry,
             ttl_s=topology.ENTRY_TTL_S,
             clock=clock,
-            on_change=self._sent.clear,
+            on_heard=self._heard,
         )
 
     async def start(self) -> None:
         """Find the live streamers. Raises BrokerAway and BrokerRefused."""
         await self._streamers.start()
+        await self._probe()
 
     def tick(self) -> None:
         """Forget the silent."""
         self._streamers.tick()
 
+    async def probe_forever(self) -> None:
+        """Ask the streamers whether they live, a few times a second."""
+        while True:
+            await asyncio.sleep(PROBE_EVERY_S)
+            await self._probe()
+
+    @property
+    def live(self) -> list[StreamerEntry]:
+        """The streamers that clients may be sent to."""
+        # Names are new at each start. Two at one URL are a dead one and what took its place.
+        latest = {entry.public_url: entry for entry in self._streamers.entries.values()}
+        return [
+            entry
+            for entry in latest.values()
+            if not entry.draining and entry.name not in self._silent
+        ]
+
     def expect(self, *, tenant: str, request: str, deadline_s: float) -> "ExpectedThere":
         """Choose a streamer. Raises NoStreamers."""
-        live = [entry for entry in self._streamers.entries.values() if not entry.draining]
+        live = self.live
         if not live:
             raise NoStreamers("No streamer is there to carry the answer.")
         chosen = min(live, key=lambda entry: (self._load(entry), entry.name))
         self._sent[chosen.name] = self._sent.get(chosen.name, 0) + 1
-        return ExpectedThere(self._tickets, chosen, tenant, request, deadline_s)
+        return ExpectedThere(self, chosen, tenant, request, deadline_s)
+
+    def sign(self, ticket: Ticket) -> str:
+        """Return a ticket as a part of a URL."""
+        return self._tickets.sign(ticket)
+
+    def dropped(self, streamer: str) -> None:
+        """Note that a request that was counted for a streamer is not sent there."""
+        if self._sent.get(streamer, 0) > 0:
+            self._sent[streamer] -= 1
 
     def _load(self, entry: StreamerEntry) -> int:
         return entry.open_streams + self._sent.get(entry.name, 0)
+
+    def _heard(self, streamer: str) -> None:
+        # Of this one alone: what was sent to the others is not yet in what they told.
+        self._sent.pop(streamer, None)
+
+    async def _probe(self) -> None:
+        names = list(self._streamers.entries)
+        self._silent.intersection_update(names)
+        await asyncio.gather(*(self._ask(name) for name in names))
+
+    async def _ask(self, streamer: str) -> None:
+        subject = subjects.streamer_alive(streamer)
+        try:
+            await self._bus.request(subject, b"", timeout_s=PROBE_TIMEOUT_S)
+        except BrokerAway:
+            if self._bus.connected:
+                self._silent.add(streamer)
+        else:
+            self._silent.discard(streamer)
 
 
 class ExpectedThere:
@@ -59,13 +116,13 @@ class ExpectedThere:
 
     def __init__(
         self,
-        tickets: Tickets,
+        redirect: Redirect,
         entry: StreamerEntry,
         tenant: str,
         request: str,
         deadline_s: float,
     ) -> None:
-        self._tickets = tickets
+        self._redirect = redirect
         self._entry = entry
         self._tenant = tenant
         self._request = request
@@ -86,11 +143,12 @@ class ExpectedThere:
             time.time() + TICKET_S,
             stream,
         )
-        location = f"{self._entry.public_url}/v1/replies/{self._tickets.sign(ticket)}"
+        location = f"{self._entry.public_url}/v1/replies/{self._redirect.sign(ticket)}"
         return Response(
             status_code=303,
             headers={"location": location, "cache-control": "no-store", **headers},
         )
 
     def drop(self) -> None:
-        """Nothing was told to the streamer."""
+        """Nothing was told to the streamer; only our own count of what it has."""
+        self._redirect.dropped(self._entry.name)

@@ -140,6 +140,11 @@ def worker_holds(worker: str) -> str:
     return f"workers.{escape(worker)}.holds"
 
 
+def streamer_alive(streamer: str) -> str:
+    """Return the subject on which a streamer answers as long as it lives."""
+    return f"streamers.{escape(streamer)}.alive"
+
+
 def message_id(request: str, generation: int) -> str:
     """Return the Nats-Msg-Id of a request's message; a requeue counts the generation up."""
     return f"{request}/{generation}"

@@ -97,12 +97,11 @@ class Mailbox:
 
     async def drain(self, *, grace_s: float) -> None:
         """Let open replies end for `grace_s`; end the rest with an error that can be resumed."""
-        self._empty.clear()
-        if not self._open:
-            return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                await self._empty.wait()
+                while self._open:  # another may have come since the last one ended
+                    self._empty.clear()
+                    await self._empty.wait()
         for reply in list(self._open.values()):
             reply.refuse(StreamInterrupted("This node is stopping; resume the stream elsewhere."))
 
