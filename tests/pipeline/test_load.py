@@ -21,7 +21,7 @@ def _memory(pid: int) -> int:
 
 
 def test_gateway_and_one_worker_take_at_most_250_mb_at_rest(system: System) -> None:
-    pids = (system.gateway.process.pid, system.workers[0].process.pid)
+    pids = (system.doors[0].process.pid, system.workers[0].process.pid)
     assert sum(_memory(pid) for pid in pids) <= IDLE_BYTES_MAX
 
 
@@ -40,8 +40,7 @@ def test_200_streams_of_200_tokens_bring_every_token_once_in_order(system: Syste
         return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
 
     async def all_of_them() -> list[str]:
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=system.url, timeout=60, limits=limits) as client:
+        async with system.async_client(timeout_s=60) as client:
             return await asyncio.gather(*(ask(client, number) for number in range(STREAMS)))
 
     texts = asyncio.run(all_of_them())
@@ -51,7 +50,7 @@ def test_200_streams_of_200_tokens_bring_every_token_once_in_order(system: Syste
     after = [worker.metrics()["headrace_worker_tokens_total"] for worker in system.workers]
     made = [now - then for now, then in zip(after, before, strict=True)]
     assert sum(made) == STREAMS * TOKENS
-    assert min(made) >= STREAMS * TOKENS * 0.2, f"unevenly spread: {made}"
+    assert min(made) >= STREAMS * TOKENS * 0.4 / len(made), f"unevenly spread: {made}"
 
 
 def test_one_prefix_goes_to_one_worker(system: System) -> None:

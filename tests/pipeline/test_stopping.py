@@ -21,7 +21,7 @@ def streaming(url: str, count: int, *, itl_ms: int = 25) -> Iterator[list[str]]:
     texts = [""] * count
 
     def ask(number: int) -> None:
-        with httpx.Client(base_url=url, timeout=30) as client:
+        with httpx.Client(base_url=url, timeout=30, follow_redirects=True) as client:
             body = chat(f"stopping {number}", sim=hook(*PIECES, itl_ms=itl_ms, ttft_ms=0))
             found: Streamed = stream(client, body)
             texts[number] = found.text() + (found.events[-1].data)
