@@ -16,7 +16,7 @@ from headrace.bus import Bus
 from headrace.ticket import Ticket, load_tickets
 from tests.broker import with_bus
 from tests.pipeline.asking import CHAT, chat, collect, hook, refusal, stream
-from tests.pipeline.conftest import Node, System, front
+from tests.pipeline.conftest import Mode, Node, System, front
 from tests.servers import NatsServer, answers, node, wait_for, wait_ready
 from tests.sse import events_of
 
@@ -200,9 +200,12 @@ def test_new_requests_go_to_the_living_when_a_streamer_is_killed_and_its_tickets
         told = get(held.headers["location"])
         assert (told.status_code, refusal(told)["code"]) == (410, "gone")
         streamers_known(system, 3)
-        assert "b" in get(
-            sent_to(system, third, chat(stream=True, sim=hook("b"))).headers["location"]
-        ).text
+        assert (
+            "b"
+            in get(
+                sent_to(system, third, chat(stream=True, sim=hook("b"))).headers["location"]
+            ).text
+        )
     finally:
         back.stop()
     system.wait_at_rest(within_s=system.leaves_within_s)
@@ -260,7 +263,7 @@ def test_a_streamer_past_its_grace_ends_streams_with_an_error_and_leaves_nothing
 
 
 def test_without_a_live_streamer_a_request_is_503_and_nothing_is_queued(
-    own_nats: NatsServer, tmp_path: Path
+    mode: Mode, own_nats: NatsServer, tmp_path: Path
 ) -> None:
     with_bus(own_nats.url, topology.apply)
     door = front("ingress", own_nats.url, tmp_path)
