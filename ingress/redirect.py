@@ -20,6 +20,8 @@ from schemas.model import StreamerEntry
 
 PROBE_EVERY_S: Final = 0.25
 PROBE_TIMEOUT_S: Final = 1.0
+FOLLOW_S: Final = 0.5
+"""What a client may take to follow its redirect before a streamer's word is taken for final."""
 
 
 class Redirect:
@@ -32,7 +34,8 @@ class Redirect:
     def __init__(self, bus: Bus, tickets: Tickets, *, clock: Callable[[], float]) -> None:
         self._bus = bus
         self._tickets = tickets
-        self._sent: dict[str, int] = {}
+        self._clock = clock
+        self._sent: dict[str, list[float]] = {}
         self._silent: set[str] = set()
         self._streamers = Registry(
             bus,
@@ -75,7 +78,7 @@ class Redirect:
         if not live:
             raise NoStreamers("No streamer is there to carry the answer.")
         chosen = min(live, key=lambda entry: (self._load(entry), entry.name))
-        self._sent[chosen.name] = self._sent.get(chosen.name, 0) + 1
+        self._sent.setdefault(chosen.name, []).append(self._clock())
         return ExpectedThere(self, chosen, tenant, request, deadline_s)
 
     def sign(self, ticket: Ticket) -> str:
@@ -84,19 +87,24 @@ class Redirect:
 
     def dropped(self, streamer: str) -> None:
         """Note that a request that was counted for a streamer is not sent there."""
-        if self._sent.get(streamer, 0) > 0:
-            self._sent[streamer] -= 1
+        if sent := self._sent.get(streamer):
+            sent.pop()
 
     def _load(self, entry: StreamerEntry) -> int:
-        return entry.open_streams + self._sent.get(entry.name, 0)
+        return entry.open_streams + len(self._sent.get(entry.name, ()))
 
     def _heard(self, streamer: str) -> None:
-        # Of this one alone: what was sent to the others is not yet in what they told.
-        self._sent.pop(streamer, None)
+        # Of this one alone: what was sent to the others is not yet in what they told. And who was
+        # sent just now is still on the way, so not in what this one told either.
+        since_s = self._clock() - FOLLOW_S
+        if sent := [at_s for at_s in self._sent.pop(streamer, ()) if at_s > since_s]:
+            self._sent[streamer] = sent
 
     async def _probe(self) -> None:
         names = list(self._streamers.entries)
         self._silent.intersection_update(names)
+        for gone in self._sent.keys() - set(names):
+            del self._sent[gone]
         await asyncio.gather(*(self._ask(name) for name in names))
 
     async def _ask(self, streamer: str) -> None:

@@ -14,7 +14,7 @@ from headrace import topology
 from headrace.bus import Bus, Subscription
 from headrace.ticket import Tickets
 from ingress.handoff import Answer, Expected, Handoff
-from ingress.redirect import Redirect
+from ingress.redirect import FOLLOW_S, Redirect
 from schemas import subjects
 from schemas.errors import NoStreamers
 from schemas.model import StreamerEntry
@@ -23,6 +23,16 @@ from tests.servers import NatsServer
 from tests.waiting import until
 
 TICKETS = Tickets(secrets.token_bytes(32))
+
+
+class Clock:
+    """A clock that stands."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 class Streamer:
@@ -138,12 +148,38 @@ def test_the_same_heartbeat_again_counts_as_told(play: Callable[[Scenario], None
         first, second = Streamer(bus, "a"), Streamer(bus, "b")
         await first.start()
         await second.start(open_streams=2)
-        by = redirect(bus)
+        clock = Clock()
+        by = Redirect(bus, TICKETS, clock=clock)
         await by.start()
         assert [chosen(by) for _ in range(2)] == ["a"] * 2
+        clock.now_s += FOLLOW_S + 0.1
         await first.tell()
         await until(lambda: not by._sent)
         assert [chosen(by) for _ in range(2)] == ["a"] * 2
+
+    play(scenario)
+
+
+def test_a_client_on_its_way_counts_although_its_streamer_has_told_of_none(
+    play: Callable[[Scenario], None],
+) -> None:
+    """A heartbeat between redirect and client made the same streamer look idle again."""
+
+    async def scenario(bus: Bus) -> None:
+        first, second = Streamer(bus, "a"), Streamer(bus, "b")
+        await first.start()
+        await second.start()
+        clock = Clock()
+        by = Redirect(bus, TICKETS, clock=clock)
+        await by.start()
+        assert chosen(by) == "a"
+        for _ in range(3):
+            await first.tell()
+        await second.tell(open_streams=1)
+        await until(lambda: by._streamers.entries["b"].open_streams == 1)
+        await second.tell()
+        await until(lambda: by._streamers.entries["b"].open_streams == 0)
+        assert chosen(by) == "b"
 
     play(scenario)
 
