@@ -166,7 +166,11 @@ class _System:
             for url in self._addresses.websockets:
                 print(f"WebSocket: {url}")
         print(f"NATS: {self._nats_url}")
-        print(curl(self._addresses.endpoints[0], model, with_key=self._wanted.has_keys), flush=True)
+        wanted = self._wanted
+        command = curl(
+            self._addresses.endpoints[0], model, with_key=wanted.has_keys, redirected=wanted.split
+        )
+        print(command, flush=True)
 
     async def _publish_card(self, supervisor: Supervisor) -> str:
         status, output = await supervisor.once(
@@ -187,12 +191,13 @@ async def _announce(bus: Bus, model: str) -> None:
     await registry.keep_alive(bus, card)
 
 
-def curl(endpoint: str, model: str, *, with_key: bool) -> str:
+def curl(endpoint: str, model: str, *, with_key: bool, redirected: bool = False) -> str:
     """Return a command, on one line, that asks the model something."""
+    follow = "-L " if redirected else ""
     body = {"model": model, "stream": True, "messages": [{"role": "user", "content": "Hello!"}]}
     key = '-H "Authorization: Bearer $HEADRACE_API_KEY" ' if with_key else ""
     return (
-        f"curl -N {endpoint}/v1/chat/completions {key}-H 'Content-Type: application/json'"
+        f"curl -N {follow}{endpoint}/v1/chat/completions {key}-H 'Content-Type: application/json'"
         f" -d {shlex.quote(json.dumps(body))}"
     )
 
