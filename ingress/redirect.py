@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from headrace import topology
 from headrace.bus import BrokerAway, Bus
+from headrace.messages import NobodyAnswers
 from headrace.registry import Registry
 from headrace.ticket import TICKET_S, Ticket, Tickets
 from schemas import subjects
@@ -36,7 +37,8 @@ class Redirect:
         self._tickets = tickets
         self._clock = clock
         self._sent: dict[str, list[float]] = {}
-        self._silent: set[str] = set()
+        self._dead: set[str] = set()
+        self._slow: set[str] = set()
         self._streamers = Registry(
             bus,
             subjects.STREAMERS,
@@ -66,11 +68,11 @@ class Redirect:
         """The streamers that clients may be sent to."""
         # Names are new at each start. Two at one URL are a dead one and what took its place.
         latest = {entry.public_url: entry for entry in self._streamers.entries.values()}
-        return [
-            entry
-            for entry in latest.values()
-            if not entry.draining and entry.name not in self._silent
+        live = [
+            entry for entry in latest.values() if not (entry.draining or entry.name in self._dead)
         ]
+        # Who is silent may be frozen, or as busy as all of this machine: better than nobody.
+        return [entry for entry in live if entry.name not in self._slow] or live
 
     def expect(self, *, tenant: str, request: str, deadline_s: float) -> "ExpectedThere":
         """Choose a streamer. Raises NoStreamers."""
@@ -102,7 +104,8 @@ class Redirect:
 
     async def _probe(self) -> None:
         names = list(self._streamers.entries)
-        self._silent.intersection_update(names)
+        self._dead.intersection_update(names)
+        self._slow.intersection_update(names)
         for gone in self._sent.keys() - set(names):
             del self._sent[gone]
         await asyncio.gather(*(self._ask(name) for name in names))
@@ -111,11 +114,14 @@ class Redirect:
         subject = subjects.streamer_alive(streamer)
         try:
             await self._bus.request(subject, b"", timeout_s=PROBE_TIMEOUT_S)
+        except NobodyAnswers:
+            self._dead.add(streamer)
         except BrokerAway:
             if self._bus.connected:
-                self._silent.add(streamer)
+                self._slow.add(streamer)
         else:
-            self._silent.discard(streamer)
+            self._dead.discard(streamer)
+            self._slow.discard(streamer)
 
 
 class ExpectedThere:

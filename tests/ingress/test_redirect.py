@@ -44,9 +44,10 @@ class Streamer:
         self._url = url or f"http://{name}"
         self._answering: Subscription | None = None
 
-    async def start(self, *, open_streams: int = 0) -> None:
+    async def start(self, *, open_streams: int = 0, answers: bool = True) -> None:
         async def alive(message: Any) -> None:
-            await self._bus.publish(message.reply, b"")
+            if answers:
+                await self._bus.publish(message.reply, b"")
 
         self._answering = await self._bus.subscribe(subjects.streamer_alive(self.name), alive)
         await self.tell(open_streams=open_streams)
@@ -221,6 +222,25 @@ def test_a_killed_streamer_gets_no_clients_long_before_its_heartbeats_are_missed
             await until(lambda: names(by) == ["a"], within_s=1.5)
         finally:
             probing.cancel()
+
+    play(scenario)
+
+
+def test_a_silent_streamer_is_used_when_there_is_no_other(
+    play: Callable[[Scenario], None],
+) -> None:
+    """On a machine short of CPU all streamers answered late, and every request was 503."""
+
+    async def scenario(bus: Bus) -> None:
+        frozen, other = Streamer(bus, "a"), Streamer(bus, "b")
+        await frozen.start(answers=False)
+        await other.start(open_streams=100)
+        by = redirect(bus)
+        await by.start()
+        assert chosen(by) == "b"
+        await other.tell(draining=True)
+        await until(lambda: names(by) == ["a"])
+        assert chosen(by) == "a"
 
     play(scenario)
 

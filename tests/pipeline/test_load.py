@@ -1,12 +1,10 @@
 """Many streams at once over two workers, memory at rest, and what the broker shows."""
 
 import asyncio
-from contextlib import AsyncExitStack
 
-import httpx
 import psutil
 
-from tests.pipeline.asking import CHAT, chat, hook
+from tests.pipeline.asking import CHAT, chat, hook, stream_raw
 from tests.pipeline.conftest import System
 from tests.servers import wait_for
 from tests.sse import events_of
@@ -29,24 +27,17 @@ def test_gateway_and_one_worker_take_at_most_250_mb_at_rest(system: System) -> N
 def test_200_streams_of_200_tokens_bring_every_token_once_in_order(system: System) -> None:
     before = [worker.metrics()["headrace_worker_tokens_total"] for worker in system.workers]
 
-    async def ask(client: httpx.AsyncClient, number: int) -> str:
+    async def ask(number: int) -> str:
         pieces = [f"<{number}.{k}>" for k in range(TOKENS)]
-        body = chat(f"stream {number}", stream=True, sim=hook(*pieces, itl_ms=5, ttft_ms=0))
-        answer = await client.post(CHAT, json=body)
-        assert answer.status_code == 200
-        events = events_of(answer.content)
+        body = chat(f"stream {number}", sim=hook(*pieces, itl_ms=5, ttft_ms=0))
+        events = events_of(await stream_raw(system.url, body))
         assert [event.id for event in events] == [str(k) for k in range(TOKENS + 1)] + [None]
         chunks = [event.json for event in events[:-1]]
         assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
         return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
 
     async def all_of_them() -> list[str]:
-        # Several pools: one of 400 connections would take the client longer than us.
-        async with AsyncExitStack() as stack:
-            clients = [
-                await stack.enter_async_context(system.async_client(timeout_s=60)) for _ in range(8)
-            ]
-            return await asyncio.gather(*(ask(clients[n % 8], n) for n in range(STREAMS)))
+        return await asyncio.gather(*(ask(number) for number in range(STREAMS)))
 
     texts = asyncio.run(all_of_them())
     for number, text in enumerate(texts):

@@ -1,5 +1,6 @@
 """A process that is told to stop lets what it has end, and takes no more."""
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.pipeline.asking import CHAT, Streamed, chat, hook, refusal, stream
+from tests.pipeline.asking import CHAT, Streamed, chat, collect, hook, refusal, stream
 from tests.pipeline.conftest import System, worker
 from tests.servers import Process, answers, free_port, node, wait_for, wait_ready
 
@@ -47,6 +48,15 @@ def test_a_worker_told_to_stop_ends_what_runs_and_pulls_no_more(
     third = worker("third", system.nats_url, tmp_path)
     try:
         wait_ready(third.process, third.admin_url)
+        # Until its peers know of it, their pulls may be served in its place.
+        numbers = itertools.count()
+
+        def has_served() -> bool:
+            with system.client() as client:
+                collect(client, chat(f"warm {next(numbers)}", sim=hook("a")))
+            return third.metrics()["headrace_worker_tokens_total"] > 0
+
+        wait_for(has_served, within_s=15, what="its share")
         with streaming(system.url, 16) as texts:
             running = "headrace_worker_requests_running"
             wait_for(lambda: third.metrics()[running] >= 1, within_s=10, what="a request for it")
