@@ -13,11 +13,11 @@ from headrace.bus import Bus
 from headrace.http import serve
 from headrace.lifecycle import log_to_stdout, running_tasks, settle_memory
 from headrace.node import Stopped, admin_port, broker, unique
-from headrace.settings import ListenSettings, NodeSettings, api_keys, command
+from headrace.settings import ListenSettings, NodeSettings, api_keys, command, guard_address
 from headrace.telemetry import Readiness, admin_routes, registry_of
 from ingress.admit import Ingress
 from ingress.app import Application
-from ingress.auth import Gate, guard_address
+from ingress.auth import Gate
 from ingress.catalogue import Catalogue
 from ingress.desk import Desk
 from ingress.desk import serve as serve_desk
@@ -36,8 +36,9 @@ class GatewaySettings(NodeSettings, ListenSettings):
 def run(settings: GatewaySettings) -> None:
     """Run a gateway: admit requests, and stream their replies."""
     log_to_stdout(settings.name or "gateway")
-    gate = Gate((key.tenant, key.sha256) for key in api_keys(settings.config).keys)
-    guard_address(gate, settings.host)
+    keys = api_keys(settings.config)
+    guard_address(keys, settings.host)
+    gate = Gate((key.tenant, key.sha256) for key in keys.keys)
     sys.exit(lifecycle.run(lambda stop: _main(settings, gate, stop)))
 
 

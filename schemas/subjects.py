@@ -193,6 +193,11 @@ def worker_holds(worker: str) -> str:
     return f"workers.{escape(worker)}.holds"
 
 
+def streamer_alive(streamer: str) -> str:
+    """Return the subject on which a streamer answers as long as it lives."""
+    return f"streamers.{escape(streamer)}.alive"
+
+
 def worker_loses(worker: str) -> str:
     """Return the subject on which a worker hears that another has taken a request over."""
     return f"workers.{escape(worker)}.loses"

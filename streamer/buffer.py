@@ -14,7 +14,7 @@ from headrace import journal
 from headrace.bus import BrokerAway, BrokerRefused, Bus
 from schemas import subjects
 from schemas.errors import DeadlineExceeded, Refusal, StreamInterrupted
-from schemas.wire import BadFrame, Failed, Finished, Piece, Tokens, decode_frame
+from schemas.wire import BadFrame, Failed, Finished, Keepalive, Piece, Tokens, decode_frame
 from streamer.reply import Event, Reply, Shown
 
 log = logging.getLogger(__name__)
@@ -60,6 +60,7 @@ class OpenReply:
         self._pending_bytes = 0
         self._behind = False
         self._log_due = False
+        self._log_failed = False
         self._log_seq = 0
         self._waiter: asyncio.Future[None] | None = None
         self._heard_s = now_s
@@ -153,13 +154,14 @@ class OpenReply:
         await self._read_log()
 
     async def _read_log(self) -> None:
-        self._log_due = self._behind = False
+        self._log_due = self._behind = self._log_failed = False
         try:
             entries = await journal.read(
                 self._bus, subjects.REPLIES, self.log_subject, after_seq=self._log_seq
             )
         except (BrokerAway, BrokerRefused) as error:
             log.info("the log of %s cannot be read now: %s", self.request, error)
+            self._log_failed = True
             return
         for entry in entries:
             self._keep(self._read(entry.data, stored_seq=entry.seq), len(entry.data))
@@ -209,6 +211,12 @@ class OpenReply:
         self._log_due = True
         self._wake()
 
+    def begun_without(self, last_seq: int) -> None:
+        """Note that the reply was heard up to here before it was opened: all that is in the log, or
+        will be in a moment, since the broker may tell us of a frame before it has stored it."""
+        self.reply.take(Keepalive(0, last_seq))
+        self.look_at_log()
+
     def tick(self, *, now_s: float, wall_s: float) -> None:
         """Notice silence, holes, stalls and the deadline; called a few times a second."""
         self._heard_s = self._heard_s or now_s
@@ -225,6 +233,8 @@ class OpenReply:
         self._tick_log(now_s)
 
     def _tick_log(self, now_s: float) -> None:
+        if self._log_failed and self._bus.connected:
+            self.look_at_log()
         if not self.reply.missing and (self.reply.started or not self._pending):
             self._hole_s = None
             if now_s - self._heard_s > QUIET_READ_S:

@@ -168,12 +168,11 @@ class Mailbox:
 
     async def drain(self, *, grace_s: float) -> None:
         """Let open replies end for `grace_s`; end the rest with an error that can be resumed."""
-        self._empty.clear()
-        if not self.open_count:
-            return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                await self._empty.wait()
+                while self.open_count:  # another may have come since the last one ended
+                    self._empty.clear()
+                    await self._empty.wait()
         for reply in self._all():
             reply.refuse(StreamInterrupted("This node is stopping; resume the stream elsewhere."))
 

@@ -90,7 +90,7 @@ def test_streamed_text_equals_unstreamed_text_for_50_prompts(system: System, pat
         return text, shown
 
     async def all_of_them() -> list[tuple[str, str]]:
-        async with httpx.AsyncClient(base_url=system.url, timeout=30) as client:
+        async with system.async_client() as client:
             return await asyncio.gather(*(both(client, prompt) for prompt in PROMPTS))
 
     pairs = asyncio.run(all_of_them())
@@ -151,7 +151,7 @@ def test_a_comment_comes_within_15_s_of_quiet_before_and_between_tokens(system: 
         return longest_s, reader
 
     async def both() -> list[tuple[float, Reader]]:
-        async with httpx.AsyncClient(base_url=system.url, timeout=30) as client:
+        async with system.async_client() as client:
             return await asyncio.gather(*(quiet(client, sim) for sim in hooks))
 
     for longest_s, reader in asyncio.run(both()):
