@@ -13,8 +13,7 @@ import itertools
 import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 import nats
@@ -24,6 +23,33 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription as NatsSubscription
 from nats.js.errors import APIError, NotFoundError, ObjectNotFoundError
 
+from headrace.messages import (
+    Answerer,
+    BrokerAway,
+    BrokerRefused,
+    BusSettings,
+    Handler,
+    Message,
+    Stored,
+    Taking,
+    raise_no_responders,
+    read_ack,
+)
+
+__all__ = [
+    "API_TIMEOUT_S",
+    "BrokerAway",
+    "BrokerRefused",
+    "Bus",
+    "BusSettings",
+    "Message",
+    "Stored",
+    "connect",
+    "connection",
+    "raise_no_responders",
+    "stored",
+]
+
 log = logging.getLogger(__name__)
 
 API_TIMEOUT_S: Final = 5.0
@@ -32,68 +58,6 @@ RECONNECT_WAIT_S: Final = 0.1
 CONNECT_TIMEOUT_S: Final = 2
 SERVICE_VERSION: Final = "1.0.0"
 PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
-
-
-class BrokerAway(Exception):
-    """The broker cannot be reached, or did not answer in time."""
-
-
-class BrokerRefused(Exception):
-    """The broker said no. `code` is JetStream's error code (`err_code`), 0 if it gave none."""
-
-    def __init__(self, description: str, *, code: int, status: int) -> None:
-        super().__init__(description)
-        self.description = description
-        self.code = code
-        self.status = status
-
-
-@dataclass(frozen=True, slots=True)
-class BusSettings:
-    """Where the broker is: one or more URLs (comma-separated), a credentials file, a CA file."""
-
-    url: str
-    creds: str | None = None
-    ca: str | None = None
-
-
-class Message(Protocol):
-    """What a subscription's handler is given."""
-
-    @property
-    def subject(self) -> str: ...
-    @property
-    def reply(self) -> str: ...
-    @property
-    def data(self) -> bytes: ...
-    @property
-    def headers(self) -> Mapping[str, str] | None: ...
-
-
-Handler = Callable[[Message], Awaitable[None]]
-Answerer = Callable[[bytes], Awaitable[bytes]]
-
-
-class Stored(msgspec.Struct, frozen=True):
-    """A stream took a message: its sequence, and whether it was there before."""
-
-    seq: int
-    duplicate: bool = False
-
-
-class _Refusal(msgspec.Struct):
-    code: int
-    err_code: int = 0
-    description: str = ""
-
-
-class _PubAck(msgspec.Struct):
-    error: _Refusal | None = None
-    seq: int = 0
-    duplicate: bool = False
-
-
-_pub_ack = msgspec.json.Decoder(_PubAck)
 
 
 class Subscription:
@@ -128,7 +92,7 @@ class Bus:
 
     async def open(self) -> None:
         """Subscribe to the inbox that all answers come to."""
-        await self._client.subscribe(f"{self._inbox}.*", cb=self._answered)
+        await self.listen(f"{self._inbox}.*", self._answered)
 
     @property
     def connected(self) -> bool:
@@ -170,7 +134,7 @@ class Bus:
         when the stream said no.
         """
         answer = await self._ask(subject, data, headers=headers, timeout_s=timeout_s)
-        return _stored(answer)
+        return read_ack(answer)
 
     async def store_soon(self, subject: str, data: bytes) -> "asyncio.Future[Message]":
         """Publish to a stream; the future holds its answer, for `stored` to read.
@@ -204,10 +168,27 @@ class Bus:
 
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> Subscription:
         """Have `handler` called for each message, one at a time. Raises BrokerAway."""
+        return Subscription(await self._subscribe(subject, handler, queue=queue))
+
+    async def _subscribe(self, subject: str, handler: Handler, *, queue: str) -> NatsSubscription:
         try:
-            return Subscription(await self._client.subscribe(subject, queue=queue, cb=handler))
+            return await self._client.subscribe(subject, queue=queue, cb=handler)
         except nats.errors.Error as error:
             raise BrokerAway(str(error)) from error
+
+    async def listen(self, subject: str, take: Callable[[Message], None]) -> None:
+        """Have `take` called for each message by the connection's reader itself.
+
+        For a stream of tokens: nats-py's queue and task between its reader and a handler cost a
+        twentieth of a token's whole way. `take` must not block; what it raises is logged. Raises
+        BrokerAway.
+        """
+
+        async def never(_: Message) -> None:
+            raise AssertionError("the queue hands nothing on")
+
+        subscription = await self._subscribe(subject, never, queue="")
+        subscription._pending_queue = Taking(subscription, take)
 
     async def add_service(
         self, name: str, description: str, endpoints: Mapping[str, Answerer]
@@ -312,7 +293,7 @@ class Bus:
     def _forget(self, token: str, _answer: "asyncio.Future[Message]") -> None:
         self._waiting.pop(token, None)
 
-    async def _answered(self, message: Message) -> None:
+    def _answered(self, message: Message) -> None:
         answer = self._waiting.get(message.subject.rpartition(".")[2])
         if answer is not None and not answer.done():
             answer.set_result(message)
@@ -393,21 +374,7 @@ async def connection(
 
 def stored(answer: "asyncio.Future[Message]") -> Stored:
     """Read the future of `store_soon`. Raises BrokerAway and BrokerRefused."""
-    return _stored(answer.result())
-
-
-def _stored(answer: Message) -> Stored:
-    raise_no_responders(answer)
-    ack = _pub_ack.decode(answer.data)
-    if ack.error is not None:
-        raise BrokerRefused(ack.error.description, code=ack.error.err_code, status=ack.error.code)
-    return Stored(ack.seq, ack.duplicate)
-
-
-def raise_no_responders(answer: Message) -> None:
-    """Raise BrokerAway where the server says that nobody listens."""
-    if answer.headers is not None and answer.headers.get("Status") == "503":
-        raise BrokerAway("nobody answers: is JetStream on, and the stream there?")
+    return read_ack(answer.result())
 
 
 @contextlib.contextmanager

@@ -9,6 +9,8 @@ import re
 import secrets
 from typing import Final, Literal, NamedTuple, get_args
 
+import msgspec
+
 Lane = Literal["online", "batch"]
 LANES: Final[tuple[Lane, ...]] = get_args(Lane)
 
@@ -127,6 +129,11 @@ def consumer_filter(lane: Lane, model: str, partition: int) -> str:
     return f"requests.{lane}.{escape(model)}.{partition}.>"
 
 
+def deadletters_of(*, model: str, tenant: str) -> str:
+    """Return the subject of a tenant's requests to a model that were given up."""
+    return f"deadletters.{escape(model)}.{escape(tenant)}"
+
+
 def cancel_signal(tenant: str, request: str) -> str:
     """Return the subject on which workers hear that a request is no longer wanted."""
     return f"cancels.{escape(tenant)}.{request}"
@@ -138,6 +145,37 @@ CANCEL_SIGNALS: Final = "cancels.>"
 def worker_holds(worker: str) -> str:
     """Return the subject on which a worker answers whether it still holds a request."""
     return f"workers.{escape(worker)}.holds"
+
+
+def worker_loses(worker: str) -> str:
+    """Return the subject on which a worker hears that another has taken a request over."""
+    return f"workers.{escape(worker)}.loses"
+
+
+def streamer_shown(streamer: str) -> str:
+    """Return the subject on which a streamer says how far it has shown a reply."""
+    return f"streamers.{escape(streamer)}.shown"
+
+
+class HoldsQuestion(msgspec.Struct, frozen=True):
+    """To a worker: do you hold this request? If so, here is its new ack subject."""
+
+    request: str
+    ack: str
+
+
+class LostNotice(msgspec.Struct, frozen=True):
+    """To a worker: this attempt of another worker runs the request now."""
+
+    request: str
+    attempt: int
+
+
+class ShownQuestion(msgspec.Struct, frozen=True):
+    """To a streamer: how far has this reply's client seen? I have the tokens before `have`."""
+
+    request: str
+    have: int
 
 
 def message_id(request: str, generation: int) -> str:

@@ -2,9 +2,9 @@
 
 Frames are msgpack arrays `[version, attempt, seq, kind, …]`, one message per engine step and
 request. `seq` counts the tokens and the terminal frame of the request from 0 without a hole;
-`started` and `keepalive` do not use it. A frame that holds several pieces carries the seq of its
-first token. A checkpoint repeats the pieces since the last acknowledged one, so a reader drops what
-it has. Exactly one terminal frame (`finished` or `failed`) ends a reply.
+`started`, `keepalive` and `released` do not use it. A frame that holds several pieces carries the
+seq of its first token. A checkpoint repeats the pieces since the last acknowledged one, so a reader
+drops what it has. Exactly one terminal frame (`finished` or `failed`) ends a reply.
 
 An attempt is numbered by REPLIES: its number is the stream sequence of its `started` claim, which
 is published first, with attempt 0 for "the log will say". Readers decide by one rule, whatever the
@@ -129,7 +129,14 @@ class Keepalive(NamedTuple):
     last_seq: int
 
 
-Frame = Started | Tokens | Finished | Failed | Keepalive
+class Released(NamedTuple):
+    """The attempt gives the request back through no fault of it: its worker stops."""
+
+    attempt: int
+    last_seq: int
+
+
+Frame = Started | Tokens | Finished | Failed | Keepalive | Released
 
 _pack = msgpack.Packer(autoreset=True).pack
 
@@ -157,6 +164,8 @@ def encode_frame(frame: Frame) -> bytes:
             raw = _pack((WIRE_VERSION, attempt, 0, "started", worker, resume_at, shape))
         case Keepalive(attempt, last_seq):
             raw = _pack((WIRE_VERSION, attempt, last_seq, "keepalive"))
+        case Released(attempt, last_seq):
+            raw = _pack((WIRE_VERSION, attempt, last_seq, "released"))
     return raw
 
 
@@ -184,6 +193,8 @@ def _decode_any(data: bytes) -> Frame:
                 return Started(attempt, worker, resume_at, Shape(*shape))
             case (1, attempt, last_seq, "keepalive"):
                 return Keepalive(attempt, last_seq)
+            case (1, attempt, last_seq, "released"):
+                return Released(attempt, last_seq)
             case _:
                 raise BadFrame("no frame of this version")
     except BadFrame:
@@ -283,6 +294,19 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     def tokens(self) -> list[int]:
         """The prompt's token ids."""
         return unpack_tokens(self.prompt)
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that was given up, kept for operators; `envelope` is as it was published."""
+
+    version: int = WIRE_VERSION
+    request: str
+    tenant: str
+    model: str
+    reason: str
+    died_s: float  # seconds since the epoch
+    tokens: int
+    envelope: bytes
 
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:

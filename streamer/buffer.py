@@ -6,6 +6,7 @@ what was dropped is read again from REPLIES once the reader has caught up with t
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
@@ -14,12 +15,13 @@ from headrace.bus import BrokerAway, BrokerRefused, Bus
 from schemas import subjects
 from schemas.errors import DeadlineExceeded, Refusal, StreamInterrupted
 from schemas.subjects import ReplySubject
-from schemas.wire import BadFrame, decode_frame
+from schemas.wire import BadFrame, Failed, Finished, Piece, Tokens, decode_frame
 from streamer.reply import Event, Reply, Shown
 
 log = logging.getLogger(__name__)
 
 BUFFER_BYTES_MAX: Final = 128 * 1024
+RECENT_FRAMES: Final = 48  # more than a checkpoint's interval: the log may lack no more
 QUIET_READ_S: Final = 15.0
 COMMENT_S: Final = 14.0
 HOLE_READ_S: Final = 0.25
@@ -59,6 +61,7 @@ class OpenReply:
         self._sent_s = now_s
         self._sending = False
         self._hole_s: float | None = None
+        self._recent: deque[bytes] = deque(maxlen=RECENT_FRAMES)
         self._rest: Awaitable[None] | None = None
         self.write_now: Callable[[Sequence[Event]], Awaitable[None] | None] | None = None
         self.writer: asyncio.Task[None] | None = None
@@ -69,6 +72,8 @@ class OpenReply:
         if self._behind:
             return
         events = self._read(data, stored_seq=None)
+        if events:
+            self._recent.append(data)
         if not events or self._written(events):
             return
         self._keep(events, len(data))
@@ -144,6 +149,24 @@ class OpenReply:
         for entry in entries:
             self._keep(self._read(entry.data, stored_seq=entry.seq), len(entry.data))
             self._log_seq = entry.seq
+
+    def shown(self, have: int) -> Tokens:
+        """Return the pieces from seq `have` on that the client has or will be given, as far as
+        they are at hand, in a frame whose `attempt` is the seq after the last of them."""
+        known: dict[int, Piece] = {}
+        for data in self._recent:
+            frame = decode_frame(data)
+            if isinstance(frame, Tokens | Finished | Failed):
+                seq = frame.seq
+                for piece in frame.pieces:
+                    known.setdefault(seq, piece)
+                    seq += len(piece.tokens)
+        pieces = []
+        seq = have
+        while seq < self.reply.next_seq and (piece_at := known.get(seq)) is not None:
+            pieces.append(piece_at)
+            seq += len(piece_at.tokens)
+        return Tokens(self.reply.next_seq, have, tuple(pieces))
 
     def sending(self) -> None:
         """Note that a write begins."""

@@ -10,11 +10,14 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from headrace.bus import BrokerAway, BrokerRefused, Bus, Message
 from headrace.cancel import cancel
 from schemas import subjects
 from schemas.errors import StreamInterrupted
-from schemas.subjects import ReplySubject
+from schemas.subjects import ReplySubject, ShownQuestion
+from schemas.wire import encode_frame
 from streamer.buffer import BUFFER_BYTES_MAX, OpenReply
 
 log = logging.getLogger(__name__)
@@ -41,15 +44,23 @@ class Mailbox:
 
     async def start(self) -> None:
         """Begin to listen. Raises BrokerAway."""
-        await self._bus.subscribe(subjects.replies_of(self.streamer), self._message)
+        await self._bus.listen(subjects.replies_of(self.streamer), self._message)
+        await self._bus.subscribe(subjects.streamer_shown(self.streamer), self._shown)
         self._bus.on_reconnect(self._reconnected)
 
-    async def _message(self, message: Message) -> None:
+    def _message(self, message: Message) -> None:
         reply = self._open.get(message.subject.rpartition(".")[2])
         if reply is None:
             self.unexpected(message)
         else:
             reply.frame(message.data)
+
+    async def _shown(self, message: Message) -> None:
+        """Tell a worker that takes a request over how far its client has seen."""
+        question = msgspec.json.decode(message.data, type=ShownQuestion)
+        reply = self._open.get(question.request)
+        answer = b"" if reply is None else encode_frame(reply.shown(question.have))
+        await self._bus.publish(message.reply, answer)
 
     async def _reconnected(self) -> None:
         for reply in list(self._open.values()):

@@ -14,6 +14,7 @@ from schemas.wire import (
     Frame,
     Keepalive,
     Piece,
+    Released,
     Shape,
     Started,
     Tokens,
@@ -111,7 +112,7 @@ class Reply:
                 return [*shown, *self._end()]
             case Started():
                 return self._started(frame, stored_seq)
-            case Keepalive(_, last_seq):
+            case Keepalive(_, last_seq) | Released(_, last_seq):
                 self._last_seq = max(self._last_seq, last_seq)
                 return ()
 

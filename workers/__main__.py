@@ -115,6 +115,12 @@ def _readings(worker: Worker, engine: Engine) -> list[Reading]:
         ),
         Reading("requests_finished", "Requests answered.", lambda: worker.finished, "counter"),
         Reading("requests_failed", "Requests ended otherwise.", lambda: worker.failed, "counter"),
+        Reading(
+            "requests_recovered",
+            "Requests taken over from another attempt.",
+            lambda: worker.recovered,
+            "counter",
+        ),
         Reading("tokens", "Tokens made.", lambda: worker.tokens, "counter"),
     ]
 

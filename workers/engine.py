@@ -21,6 +21,8 @@ class Work:
     cache_salt: str | None = None
     priority: int = 0
     sim: SimHook | None = None
+    made: Sequence[Piece] = ()
+    """What earlier attempts made (of one choice): the engine goes on after it."""
 
 
 class Finish(NamedTuple):
@@ -70,6 +72,9 @@ class Engine(Protocol):
 
     async def generate(self, work: Work, emit: Emit) -> Finish:
         """Run one request to its end, calling `emit` at each step that made something for it.
+
+        What `work.made` holds is neither made nor emitted again, but counts: in `max_tokens`, in
+        stop strings and characters that it began, and in the usage.
 
         Cancelling the call aborts the request in the engine. Raises EngineRefused, EngineFailed or
         EngineDied; all that was emitted before stays valid.

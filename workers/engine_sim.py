@@ -136,6 +136,8 @@ class SimulatedEngine:
         if min(work.prompt) < 0 or max(work.prompt) >= self._vocabulary.size:
             raise EngineRefused(f"a prompt token is not in 0 to {self._vocabulary.size - 1}")
         _check_sampling(work.sampling)
+        if work.made and work.sampling.n > 1:
+            raise EngineRefused("several choices cannot be gone on with")
         return None if work.sim is None else script_of(work.sim)
 
     async def _relay(self, generation: Generation, emit: Emit) -> None:

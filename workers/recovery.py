@@ -1,12 +1,15 @@
-"""Whose is a request that was delivered again? Rule: redelivery is a question, not an order.
+"""Whose is a request that was delivered again, and where does it go on? Rule: redelivery is a
+question, not an order.
 
 A broker that was away, or a killed leader, delivers all that runs again although its holders live.
 The log names the last holder; it is asked, and if it still holds the request it takes over the new
-delivery's ack subject and goes on.
+delivery's ack subject and goes on. Silence or a no: this worker claims the request and goes on
+after the last token of the log, or after what the streamer has shown beyond it.
 """
 
-import asyncio
+import logging
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 import msgspec
@@ -14,55 +17,122 @@ import msgspec
 from headrace import journal
 from headrace.bus import BrokerAway, Bus
 from schemas import subjects
-from schemas.wire import BadFrame, Failed, Finished, Started, Tokens, decode_frame
+from schemas.subjects import ReplySubject
+from schemas.wire import BadFrame, Envelope, Frame, Piece, Tokens, decode_frame, span
+from workers.history import History, read_history
+
+log = logging.getLogger(__name__)
 
 HOLDS_TIMEOUT_S: Final = 0.15
+SHOWN_TIMEOUT_S: Final = 0.3
+DEATHS_MAX: Final = 3
+SUSPECT_DEATHS: Final = 2
 
 
-class HoldsQuestion(msgspec.Struct, frozen=True):
-    """Do you hold this request? If so, here is its new ack subject."""
+class Course(Enum):
+    """What is to become of a request that was claimed again."""
 
-    request: str
-    ack: str
+    GO_ON = "go on after what was made"
+    ANEW = "begin anew: nobody has seen anything"
+    LOST = "neither: it would be wrong to go on, and something was seen"
+    DEADLY = "no more: it has killed as many workers as it may"
 
 
 @dataclass(frozen=True, slots=True)
-class History:
-    """What the log says of a request."""
+class Shown:
+    """What a streamer says of a reply: how far its client has seen it, and the pieces that the
+    asker lacks, as far as the streamer still has them."""
 
-    ended: bool
-    tokens: int
-    starts: int
-    holder: str | None
+    next_seq: int
+    pieces: tuple[Piece, ...] = ()
 
 
-async def read_history(bus: Bus, reply: str) -> History:
-    """Read a request's log. Raises BrokerAway and BrokerRefused."""
-    ended, tokens, starts, holder = False, 0, 0, None
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """How a request goes on."""
+
+    course: Course
+    made: tuple[Piece, ...]
+    resume_at: int
+    deaths: int
+
+
+async def read_log(bus: Bus, reply: str) -> list[tuple[int, Frame]]:
+    """Read a request's frames with their sequences. Raises BrokerAway and BrokerRefused."""
+    frames = []
     for entry in await journal.read(bus, subjects.REPLIES, reply):
         try:
-            frame = decode_frame(entry.data)
-        except BadFrame:
-            continue
-        match frame:
-            case Started(_, worker):
-                starts += 1
-                holder = worker
-            case Tokens(_, seq, pieces):
-                tokens = max(tokens, seq + sum(len(piece.tokens) for piece in pieces))
-            case Finished() | Failed():
-                ended = True
-    return History(ended, tokens, starts, holder)
+            frames.append((entry.seq, decode_frame(entry.data)))
+        except BadFrame as error:
+            log.warning("%s: a frame in the log that we cannot read: %s", reply, error)
+    return frames
 
 
 async def is_held(bus: Bus, worker: str, *, request: str, ack: str) -> bool:
     """Ask a worker whether it holds a request; silence is a no."""
-    question = msgspec.json.encode(HoldsQuestion(request, ack))
+    question = msgspec.json.encode(subjects.HoldsQuestion(request, ack))
     try:
-        async with asyncio.timeout(HOLDS_TIMEOUT_S):
-            answer = await bus.request(
-                subjects.worker_holds(worker), question, timeout_s=HOLDS_TIMEOUT_S
-            )
-    except (BrokerAway, TimeoutError):
+        answer = await bus.request(
+            subjects.worker_holds(worker), question, timeout_s=HOLDS_TIMEOUT_S
+        )
+    except BrokerAway:
         return False
     return answer == b"yes"
+
+
+async def recover(bus: Bus, envelope: Envelope, *, attempt: int) -> Recovery:
+    """Find out how a request goes on that this worker has claimed as `attempt`.
+
+    Raises BrokerAway and BrokerRefused.
+    """
+    history = read_history(await read_log(bus, envelope.reply), attempt=attempt)
+    shown = await _ask_shown(bus, envelope, have=history.next_seq)
+    return course_of(envelope, history, shown)
+
+
+async def _ask_shown(bus: Bus, envelope: Envelope, *, have: int) -> Shown | None:
+    """Ask the streamer what it has shown beyond `have`; None where it does not answer."""
+    reply = ReplySubject.parse(envelope.reply)
+    question = msgspec.json.encode(subjects.ShownQuestion(envelope.request, have))
+    try:
+        answer = await bus.request(
+            subjects.streamer_shown(reply.streamer), question, timeout_s=SHOWN_TIMEOUT_S
+        )
+        frame = decode_frame(answer) if answer else None
+    except (BrokerAway, BadFrame) as error:
+        log.info("%s: its streamer does not say what it has shown: %s", envelope.request, error)
+        return None
+    if not isinstance(frame, Tokens):
+        return None
+    # `attempt` carries how far the client has seen: the frame is no part of any attempt.
+    return Shown(frame.attempt, frame.pieces)
+
+
+def course_of(envelope: Envelope, history: History, shown: Shown | None) -> Recovery:
+    """Decide how a request goes on; pure.
+
+    What the client has seen wins, also over a log that holds less. Where the streamer does not
+    answer, all that the log holds may have been seen.
+    """
+    made = history.pieces
+    if shown is not None and shown.next_seq > history.next_seq:
+        made += shown.pieces
+    seen = history.next_seq if shown is None else shown.next_seq
+    if history.deaths >= DEATHS_MAX:
+        course = Course.DEADLY
+    elif span(made) >= seen and (not made or _can_go_on(envelope, made)):
+        course = Course.GO_ON
+    elif seen == 0:
+        course = Course.ANEW
+    else:
+        course = Course.LOST
+    if course is Course.ANEW:
+        return Recovery(course, (), 0, history.deaths)
+    return Recovery(course, made, history.next_seq, history.deaths)
+
+
+def _can_go_on(envelope: Envelope, made: tuple[Piece, ...]) -> bool:
+    """Tell whether prompt and tokens say all that the generation depends on."""
+    sampling = envelope.sampling
+    penalties = sampling.presence_penalty or sampling.frequency_penalty
+    return sampling.n == 1 and not penalties and all(piece.delta is None for piece in made)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -15,21 +15,32 @@ from headrace.registry import Registry
 from schemas import subjects
 from schemas.life import State
 from schemas.model import ModelCard, WorkerEntry
-from schemas.subjects import RequestSubject
-from schemas.wire import BadEnvelope, decode_envelope
+from schemas.subjects import HoldsQuestion, LostNotice, RequestSubject
+from schemas.wire import BadEnvelope, DeadLetter, Started, decode_envelope, encode_envelope
 from workers.cancels import Tombstones
 from workers.engine import Engine, EngineDied
 from workers.generation import AlreadyStarted, Generation, Lost
+from workers.history import History, read_history
 from workers.intake import Intake, deliveries
 from workers.lease import Leases
 from workers.ownership import owned
-from workers.recovery import History, HoldsQuestion, is_held, read_history
+from workers.recovery import (
+    SUSPECT_DEATHS,
+    Course,
+    Recovery,
+    is_held,
+    read_log,
+    recover,
+)
+from workers.slots import Slots
 
 log = logging.getLogger(__name__)
 
 ACK: Final = b"+ACK"
 NAK: Final = b"-NAK"
 TERM: Final = b"+TERM"
+
+STALL_S: Final = topology.HEARTBEAT_S + 1.0
 
 
 class Worker:
@@ -43,6 +54,7 @@ class Worker:
         self.finished = 0
         self.failed = 0
         self.tokens = 0
+        self.recovered = 0
         self.dead: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._bus = bus
         self._engine = engine
@@ -51,7 +63,8 @@ class Worker:
         self._held: dict[str, Generation] = {}
         self._tombstones = Tombstones()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._slots = asyncio.Semaphore(engine.slots)
+        self._slots = Slots(engine.slots)
+        self._beat_s = time.monotonic()
         self._idle = asyncio.Event()
         self._idle.set()
         self._peers = Registry(
@@ -75,6 +88,7 @@ class Worker:
         await self._peers.start()
         await self._bus.subscribe(subjects.CANCEL_SIGNALS, self._cancel_signal)
         await self._bus.subscribe(subjects.worker_holds(self.name), self._holds)
+        await self._bus.subscribe(subjects.worker_loses(self.name), self._loses)
         self._bus.on_reconnect(self._reconnected)
         await self.announce()
         await self.intake.start()
@@ -106,8 +120,11 @@ class Worker:
         """Once a second: heartbeat, keepalives, and forgetting."""
         while True:
             await asyncio.sleep(topology.HEARTBEAT_S)
-            now_s = time.monotonic()
+            stalled, now_s = self._stalled(), time.monotonic()
+            self._beat_s = now_s
             self._leases.alive()
+            if stalled:
+                await self._verify_held()
             if not self._engine.alive:
                 self._engine_died(EngineDied("the engine's process ended while idle"))
             self._peers.tick()
@@ -134,6 +151,7 @@ class Worker:
             log.info("%s: given back", generation.envelope.request)
             self._leases.release(generation.envelope.request)
             with contextlib.suppress(BrokerAway):
+                await generation.give_back()
                 await self._bus.publish(generation.ack, NAK)
         for task in list(self._tasks):
             task.cancel()
@@ -170,7 +188,7 @@ class Worker:
         request = generation.envelope.request
         done = False
         try:
-            async with self._slot(generation):
+            async with self._slots.one(unless=generation.cancelled):
                 done = await self._run_claimed(generation)
         except EngineDied as error:
             self._engine_died(error)
@@ -180,7 +198,7 @@ class Worker:
             log.exception("%s failed here; it is left to be delivered again", request)
         finally:
             self._release(generation)
-        if done:
+        if done and not (self._stalled() and await self._is_lost(generation)):
             with contextlib.suppress(BrokerAway):  # delivered again, it is found ended in the log
                 await self._bus.publish(generation.ack, ACK)
 
@@ -188,31 +206,6 @@ class Worker:
         if not self.dead.done():
             log.error("the engine died: %s", error)
             self.dead.set_exception(error)
-
-    @contextlib.asynccontextmanager
-    async def _slot(self, generation: Generation) -> AsyncIterator[None]:
-        """Hold a slot of the engine, or none once the request is cancelled: it ends at once then.
-
-        What was pulled beyond the slots waits here, unclaimed, and not in the engine.
-        """
-        if not self._slots.locked():
-            await self._slots.acquire()  # at once: it was not locked
-        else:
-            taking = asyncio.create_task(self._slots.acquire())
-            leaving = asyncio.create_task(generation.cancelled.wait())
-            try:
-                await asyncio.wait([taking, leaving], return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                leaving.cancel()
-                got = taking.done() and not taking.cancelled()
-                taking.cancel()
-            if not got:
-                yield
-                return
-        try:
-            yield
-        finally:
-            self._slots.release()
 
     def _release(self, generation: Generation) -> None:
         request = generation.envelope.request
@@ -233,30 +226,72 @@ class Worker:
             # Surely ours: the engine need not wait for the broker's word, only its tokens must.
             generation.begin(self._engine)
         try:
-            await generation.claim(first=True)
+            await generation.claim()
         except BaseException as error:
             await generation.abandon()
             if not isinstance(error, AlreadyStarted):
                 raise
-            if (ended := await self._ask_again(generation)) is not None:
-                return ended
+            return await self._run_again(generation)
+        return await self._run_to_end(generation)
+
+    async def _run_to_end(self, generation: Generation) -> bool:
         if self._is_cancelled(generation):
             generation.cancel()
         await generation.run(self._engine)
         return True
 
-    async def _ask_again(self, generation: Generation) -> bool | None:
-        """Decide about a request that has begun before: None to run it, else as `_run_claimed`."""
-        history = await read_history(self._bus, generation.envelope.reply)
+    async def _run_again(self, generation: Generation) -> bool:
+        """Run a request that was begun before, as `_run_claimed`."""
+        envelope = generation.envelope
+        history = read_history(await read_log(self._bus, envelope.reply))
         if history.ended:
             return True
         if await self._is_anothers(generation, history):
             return False
-        await generation.claim(first=False)
-        if history.tokens:
-            await generation.fail("worker_lost", "The worker that ran this request is gone.")
-            return True
-        return None
+        attempt = await generation.claim_again()
+        if history.holder is not None:
+            notice = msgspec.json.encode(LostNotice(envelope.request, attempt))
+            await self._bus.publish(subjects.worker_loses(history.holder), notice)
+        recovery = await recover(self._bus, envelope, attempt=attempt)
+        await generation.resume(recovery.made, resume_at=recovery.resume_at)
+        self.recovered += 1
+        log.info(
+            "%s: taken over at token %d: %s",
+            envelope.request,
+            generation.next_seq,
+            recovery.course.value,
+        )
+        match recovery.course:
+            case Course.LOST:
+                await generation.fail("worker_lost", "The worker that ran this request is gone.")
+            case Course.DEADLY:
+                await self._bury(generation, recovery)
+            case Course.GO_ON | Course.ANEW if recovery.deaths >= SUSPECT_DEATHS:
+                # It may kill this worker too: then nobody else should die with it.
+                async with self._slots.others(unless=generation.cancelled):
+                    return await self._run_to_end(generation)
+            case Course.GO_ON | Course.ANEW:
+                return await self._run_to_end(generation)
+        return True
+
+    async def _bury(self, generation: Generation, recovery: Recovery) -> None:
+        """Make a dead letter of a request that has killed too often, and tell its client."""
+        envelope = generation.envelope
+        letter = DeadLetter(
+            request=envelope.request,
+            tenant=envelope.tenant,
+            model=envelope.model,
+            reason=f"{recovery.deaths} workers died while they ran it",
+            died_s=time.time(),
+            tokens=generation.next_seq,
+            envelope=encode_envelope(envelope),
+        )
+        await self._bus.store(
+            subjects.deadletters_of(model=envelope.model, tenant=envelope.tenant),
+            msgspec.msgpack.encode(letter),
+        )
+        log.error("%s: %s; it is a dead letter now", envelope.request, letter.reason)
+        await generation.fail("worker_lost", f"The request was given up: {letter.reason}.")
 
     async def _is_anothers(self, generation: Generation, history: History) -> bool:
         """Ask the last holder, if that was not us, whether it holds the request still."""
@@ -279,11 +314,47 @@ class Worker:
     async def _holds(self, message: Message) -> None:
         question = msgspec.json.decode(message.data, type=HoldsQuestion)
         generation = self._held.get(question.request)
-        if generation is not None and generation.ack != question.ack:
+        if generation is None or generation.lost or self._stalled():
+            answer = b"no"
+        else:
+            answer = b"yes"
             self._adopt(generation, question.ack)
-        answer = b"no" if generation is None else b"yes"
         await self._bus.publish(message.reply, answer)
 
-    async def _reconnected(self) -> None:
+    async def _loses(self, message: Message) -> None:
+        """Give up what another worker has taken over, because we did not answer in time."""
+        notice = msgspec.json.decode(message.data, type=LostNotice)
+        generation = self._held.get(notice.request)
+        if generation is not None and generation.attempt < notice.attempt:
+            self._lose(generation)
+
+    def _lose(self, generation: Generation) -> None:
+        log.warning("%s: another worker runs it now; given up", generation.envelope.request)
+        self._leases.release(generation.envelope.request)
+        generation.lose()
+
+    def _stalled(self) -> bool:
+        """Whether this process did not run for a while: others may have taken over since."""
+        return time.monotonic() - self._beat_s > STALL_S
+
+    async def _is_lost(self, generation: Generation) -> bool:
+        """Look in the log whether a later attempt has begun."""
+        try:
+            frames = await read_log(self._bus, generation.envelope.reply)
+        except (BrokerAway, BrokerRefused):
+            return False
+        return any(
+            isinstance(frame, Started) and (frame.attempt or stored) > generation.attempt
+            for stored, frame in frames
+        )
+
+    async def _verify_held(self) -> None:
         for generation in list(self._held.values()):
-            await generation.republish()
+            if generation.attempt and await self._is_lost(generation):
+                self._lose(generation)
+
+    async def _reconnected(self) -> None:
+        await self._verify_held()
+        for generation in list(self._held.values()):
+            if not generation.lost:
+                await generation.republish()

@@ -271,3 +271,23 @@ def test_the_payload_limit_is_the_brokers(nats_url: str) -> None:
         assert bus.payload_bytes_max == 1024 * 1024
 
     with_bus(nats_url, test)
+
+
+def test_a_listener_hears_every_message_in_order_even_after_one_it_failed_on(
+    nats_url: str,
+) -> None:
+    async def test(bus: Bus) -> None:
+        heard: list[bytes] = []
+
+        def take(message: Message) -> None:
+            heard.append(message.data)
+            if message.data == b"7":
+                raise ValueError("a fault of the listener's")
+
+        await bus.listen("tokens.>", take)
+        for number in range(500):
+            await bus.publish(f"tokens.{number % 3}", b"%d" % number)
+        await until(lambda: len(heard) == 500)
+        assert heard == [b"%d" % number for number in range(500)]
+
+    with_bus(nats_url, test)

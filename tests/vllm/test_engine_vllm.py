@@ -25,7 +25,8 @@ from schemas.model import ModelCard
 from schemas.wire import Piece, Sampling, SimHook
 from workers.card import ModelFiles, read_model_files
 from workers.engine import EngineDied, EngineLoad, EngineRefused, Finish, Work
-from workers.engine_vllm import EngineNotStarted, VllmEngine
+from workers.engine_vllm import VllmEngine
+from workers.engine_vllm_setup import EngineNotStarted
 
 pytestmark = [
     pytest.mark.vllm,

@@ -119,7 +119,11 @@ class Batch:
         for index in range(work.sampling.n):
             choice = self._choice(generation, work, script, index)
             generation.choices.append(choice)
-            self._rows.add(choice)
+            if choice.speaker.reason is None:
+                self._rows.add(choice)
+            else:
+                generation.open -= 1  # it was made to its end before
+        generation.done = not generation.open
         return generation
 
     def _choice(
@@ -138,12 +142,16 @@ class Batch:
             room=self._size.model_len - len(work.prompt),
             vocabulary=self._vocabulary,
         )
+        told = [token for piece in work.made for token in piece.tokens]
+        for k in range(len(told)):
+            speaker.say(k)  # again, to know what text it holds back
         pace = None if script is None else script.pace
         halt_at = NEVER if script is None else script.trap_at
         self._arrivals += 1
         return Choice(
             rank=(work.priority, self._arrivals),
-            ids=array("I", work.prompt),
+            ids=array("I", [*work.prompt, *told]),
+            made=len(told),
             root=root_name(work.cache_salt),
             paced=pace is not None,
             generation=generation,

@@ -1,0 +1,121 @@
+"""What the log says of a request. Rule: the token at seq s belongs to the highest attempt whose
+`resume_at` is ≤ s; a repeat changes nothing. Pure.
+
+Deaths are counted from the log too: an attempt that ended without a terminal frame died, unless it
+gave the request back, or spoke after a later attempt had begun (it was frozen, or cut off).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from schemas.wire import (
+    Failed,
+    Finished,
+    Frame,
+    Keepalive,
+    Piece,
+    Released,
+    Started,
+    Tokens,
+    span,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A request's past: its pieces from seq 0 without a hole, and how its attempts went."""
+
+    pieces: tuple[Piece, ...] = ()
+    ended: bool = False
+    holder: str | None = None
+    deaths: int = 0
+
+    @property
+    def next_seq(self) -> int:
+        """The seq after the last piece."""
+        return span(self.pieces)
+
+
+def read_history(frames: Sequence[tuple[int, Frame]], *, attempt: int | None = None) -> History:
+    """Return the history that frames with their sequences in the log tell.
+
+    `attempt` is the reader's own claim, which is no part of the past.
+    """
+    past = [(stored, frame) for stored, frame in frames if _attempt(stored, frame) != attempt]
+    begins = _begins(past)
+    holder = None
+    for _, frame in past:
+        if isinstance(frame, Started):
+            holder = frame.worker
+    return History(
+        pieces=_pieces(past, begins),
+        ended=any(_is_end(frame, begins) for _, frame in past),
+        holder=holder,
+        deaths=_deaths(past),
+    )
+
+
+def _attempt(stored: int, frame: Frame) -> int:
+    """Return a frame's attempt; the log numbers a claim."""
+    return frame.attempt or stored
+
+
+def _begins(frames: Iterable[tuple[int, Frame]]) -> dict[int, int]:
+    """Return each attempt's first seq, as far as the log tells."""
+    begins: dict[int, int] = {}
+    for stored, frame in frames:
+        match frame:
+            case Started(_, _, resume_at) if resume_at is not None:
+                seq = resume_at
+            case Tokens() | Finished() | Failed():
+                seq = frame.seq
+            case _:
+                continue
+        number = _attempt(stored, frame)
+        begins[number] = min(seq, begins.get(number, seq))
+    return begins
+
+
+def _fenced(begins: dict[int, int], attempt: int, seq: int) -> bool:
+    return any(other > attempt and first <= seq for other, first in begins.items())
+
+
+def _pieces(frames: Iterable[tuple[int, Frame]], begins: dict[int, int]) -> tuple[Piece, ...]:
+    found: dict[int, Piece] = {}
+    for _, frame in frames:
+        if not isinstance(frame, Tokens | Finished | Failed):
+            continue
+        seq = frame.seq
+        for piece in frame.pieces:
+            if not _fenced(begins, frame.attempt, seq):
+                found[seq] = piece
+            seq += len(piece.tokens)
+    pieces = []
+    seq = 0
+    while (piece_at := found.get(seq)) is not None:
+        pieces.append(piece_at)
+        seq += len(piece_at.tokens)
+    return tuple(pieces)
+
+
+def _is_end(frame: Frame, begins: dict[int, int]) -> bool:
+    if not isinstance(frame, Finished | Failed):
+        return False
+    return not _fenced(begins, frame.attempt, frame.seq + span(frame.pieces))
+
+
+def _deaths(frames: Sequence[tuple[int, Frame]]) -> int:
+    open_attempts: set[int] = set()
+    latest = 0
+    for stored, frame in frames:
+        number = _attempt(stored, frame)
+        match frame:
+            case Started():
+                open_attempts.add(number)
+                latest = max(latest, number)
+            case Finished() | Failed() | Released():
+                open_attempts.discard(number)
+            case Tokens() | Keepalive():
+                if number < latest:
+                    open_attempts.discard(number)  # it lived on
+    return len(open_attempts)
