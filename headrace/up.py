@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Final
 
 import msgspec
@@ -73,6 +74,7 @@ def run(wanted: UpSettings) -> int:
     data_dir = DataDir(wanted.data_dir)
     try:
         _check_host(wanted)
+        _check_engine(wanted)
         with data_dir.claim():
             if ended := data_dir.end_leftovers():
                 log.warning("ended what a killed up had left running: %s", ", ".join(ended))
@@ -90,6 +92,15 @@ def _check_host(wanted: UpSettings) -> None:
         raise Refused(
             f"serving {wanted.host} without keys would open the models to everybody who reaches"
             " it: set HEADRACE_API_KEY, or [[keys]] in headrace.toml, or serve 127.0.0.1"
+        )
+
+
+def _check_engine(wanted: UpSettings) -> None:
+    # Else each worker would end at its start, again and again.
+    if wanted.engine is EngineKind.VLLM and wanted.workers and find_spec("vllm") is None:
+        raise Refused(
+            f"vLLM is not installed for {sys.executable}: `make run-vllm` does that for a CPU,"
+            " `pip install 'headrace[vllm]'` for a GPU"
         )
 
 
@@ -188,10 +199,13 @@ class _System:
                 self._say(model)
 
     def _say(self, model: str) -> None:
-        print(f"headrace serves {model}", flush=True)
-        print(f"endpoint: {self._endpoint}")
-        print(f"NATS: {self._nats_url}")
-        print(curl(self._endpoint, model, with_key=self._wanted.has_keys), flush=True)
+        lines = (
+            f"headrace serves {model}",
+            f"endpoint: {self._endpoint}",
+            f"NATS: {self._nats_url}",
+            curl(self._endpoint, model, with_key=self._wanted.has_keys),
+        )
+        print("\n".join(lines), flush=True)  # in one write: the tiers log to the same place
 
     async def _publish_card(self, supervisor: Supervisor) -> str:
         argv = [*_python("workers"), *self._engine_flags(), "--publish-card"]
@@ -212,6 +226,7 @@ class _System:
             admin_port=lambda: found.monitor_port,
             grace_s=min(NATS_GRACE_S, self._wanted.grace_s),
             ready_path="/healthz",
+            log=str(found.log),
         )
 
     def _gateway(self) -> Command:
