@@ -290,10 +290,12 @@ def test_a_killed_engine_ends_its_worker_and_the_stream_goes_on_with_the_next(
     assert len("".join(pieces)) > 100
     assert "".join(pieces) == text_of(system.ask("Count.", **more))
     assert system.worker().pid != worker.pid
+    assert "Paris" in text_of(system.ask())
 
 
 def test_ctrl_c_ends_all_of_it(system: System) -> None:
     """Last: there is no system afterwards."""
+    system.wait_ready()
     processes = psutil.Process(system.process.pid).children(recursive=True)
     assert len(processes) >= 4  # nats-server, the gateway, the worker, its EngineCore
     os.kill(system.process.pid, signal.SIGINT)
