@@ -16,7 +16,13 @@ from headrace.bus import (
     raise_no_responders,
 )
 
+SEQUENCE: Final = "Nats-Sequence"
+SUBJECT: Final = "Nats-Subject"
+STORED_AT: Final = "Nats-Time-Stamp"
+
 _BATCH: Final = 1000
+_BATCH_BYTES: Final = 8 * 1024 * 1024
+"""A message larger than this comes alone."""
 
 
 class Entry(NamedTuple):
@@ -34,12 +40,41 @@ async def read(bus: Bus, stream: str, subject: str, *, after_seq: int = 0) -> li
     Of a key-value bucket, which keeps one message per key, these are its entries.
     Raises BrokerAway and BrokerRefused.
     """
-    entries: list[Entry] = []
-    while True:
-        query = {"seq": after_seq + 1, "next_by_subj": subject, "batch": _BATCH}
-        if not await _read_batch(bus, stream, query, entries):
-            return entries
-        after_seq = entries[-1].seq
+    messages = walk(bus, stream, subject, after_seq=after_seq)
+    return [_entry(message.data, message.headers or {}) async for message in messages]
+
+
+async def walk(
+    bus: Bus, stream: str, subject: str, *, after_seq: int = 0, batch: int = _BATCH
+) -> AsyncGenerator[Message, None]:
+    """Yield the messages that `read` returns, as stored, holding one batch of them at a time.
+
+    Who stops early closes it (`contextlib.aclosing`). Raises as `read`.
+    """
+    more = True
+    while more:
+        more = False
+        query = {
+            "seq": after_seq + 1,
+            "next_by_subj": subject,
+            "batch": batch,
+            "max_bytes": _BATCH_BYTES,
+        }
+        async with aclosing(_gather(bus, f"$JS.API.DIRECT.GET.{stream}", query)) as answers:
+            async for answer in answers:
+                headers = answer.headers or {}
+                match headers.get("Status"):
+                    case None:
+                        after_seq = int(headers[SEQUENCE])
+                        yield answer
+                    case "204":  # end of batch
+                        more = headers.get("Nats-Num-Pending", "0") != "0"
+                        break
+                    case "404":  # nothing under this subject
+                        break
+                    case status:
+                        description = headers.get("Description", "")
+                        raise BrokerRefused(description, code=0, status=int(status))
 
 
 async def _gather(
@@ -67,27 +102,7 @@ async def _gather(
         await subscription.unsubscribe()
 
 
-async def _read_batch(
-    bus: Bus, stream: str, query: dict[str, object], entries: list[Entry]
-) -> bool:
-    """Append one batch to `entries`; return whether there is more."""
-    async with aclosing(_gather(bus, f"$JS.API.DIRECT.GET.{stream}", query)) as answers:
-        async for answer in answers:
-            headers = answer.headers or {}
-            match headers.get("Status"):
-                case None:
-                    entries.append(_entry(answer.data, headers))
-                case "204":  # end of batch
-                    return headers.get("Nats-Num-Pending", "0") != "0"
-                case "404":  # nothing under this subject
-                    return False
-                case status:
-                    description = headers.get("Description", "")
-                    raise BrokerRefused(description, code=0, status=int(status))
-    return False
-
-
 def _entry(data: bytes, headers: Mapping[str, str]) -> Entry:
     # A key-value delete or an expired entry's marker is a message too.
     deleted = "KV-Operation" in headers or "Nats-Marker-Reason" in headers
-    return Entry(int(headers["Nats-Sequence"]), headers["Nats-Subject"], data, deleted)
+    return Entry(int(headers[SEQUENCE]), headers[SUBJECT], data, deleted)

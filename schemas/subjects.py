@@ -89,6 +89,26 @@ class RequestSubject(NamedTuple):
         )
 
 
+class Cell(NamedTuple):
+    """What a request's subject says beside its id, as tokens: the unit that queues are counted in.
+
+    The fields stand in the subject's order, for `requests_with`.
+    """
+
+    lane: str
+    model: str
+    partition: str
+    tenant: str
+
+    @staticmethod
+    def parse(subject: str) -> "Cell | None":
+        """Read the subject of a request, or the filter of a consumer; None for a foreign one."""
+        _, *tokens = subject.split(".")
+        if len(tokens) == 4 and tokens[3] == ">":
+            return Cell(tokens[0], tokens[1], tokens[2], "*")
+        return Cell(tokens[0], tokens[1], tokens[2], tokens[3]) if len(tokens) == 5 else None
+
+
 class ReplySubject(NamedTuple):
     """Where a reply goes: `replies.<streamer>.<tenant>.<request>`, captured by REPLIES."""
 
@@ -113,10 +133,23 @@ def replies_of(streamer: str) -> str:
     return f"replies.{escape(streamer)}.>"
 
 
-def requests_of(*, tenant: str | None = None, request: str | None = None) -> str:
-    """Return the filter of one tenant's waiting requests, or of one request among them."""
+def replies_to(request: str) -> str:
+    """Return the filter of one request's reply, whoever relays it."""
+    return f"replies.*.*.{request}"
+
+
+def requests_of(
+    *, model: str | None = None, tenant: str | None = None, request: str | None = None
+) -> str:
+    """Return the filter of a model's or a tenant's requests, or of one request among them."""
+    model_token = "*" if model is None else escape(model)
     tenant_token = "*" if tenant is None else escape(tenant)
-    return f"requests.*.*.*.{tenant_token}.{request or '*'}"
+    return f"requests.*.{model_token}.*.{tenant_token}.{request or '*'}"
+
+
+def requests_with(field: str, token: str) -> str:
+    """Return the filter of the requests whose subject has `token` as this field of their cell."""
+    return ".".join(["requests", *(token if name == field else "*" for name in Cell._fields), "*"])
 
 
 def consumer_name(lane: Lane, model: str, partition: int) -> str:

@@ -248,6 +248,15 @@ class Worker:
             return True
         if await self._is_anothers(generation, history):
             return False
+        if history.deaths < SUSPECT_DEATHS:
+            return await self._take_over(generation, history)
+        # It may kill this worker too: nobody else should die with it, nor claim anything meanwhile.
+        async with self._slots.others(unless=generation.cancelled):
+            return await self._take_over(generation, history)
+
+    async def _take_over(self, generation: Generation, history: History) -> bool:
+        """Claim a request that was begun before, and go on with it; as `_run_claimed`."""
+        envelope = generation.envelope
         attempt = await generation.claim_again()
         if history.holder is not None:
             notice = msgspec.json.encode(LostNotice(envelope.request, attempt))
@@ -266,10 +275,6 @@ class Worker:
                 await generation.fail("worker_lost", "The worker that ran this request is gone.")
             case Course.DEADLY:
                 await self._bury(generation, recovery)
-            case Course.GO_ON | Course.ANEW if recovery.deaths >= SUSPECT_DEATHS:
-                # It may kill this worker too: then nobody else should die with it.
-                async with self._slots.others(unless=generation.cancelled):
-                    return await self._run_to_end(generation)
             case Course.GO_ON | Course.ANEW:
                 return await self._run_to_end(generation)
         return True

@@ -1,6 +1,7 @@
 """Reading a stream back by subject: all of it, in order, however long."""
 
 import asyncio
+from contextlib import aclosing
 
 import pytest
 
@@ -99,5 +100,22 @@ def test_a_payload_near_the_brokers_limit_is_read_back(nats_url: str) -> None:
         assert [len(entry.data) for entry in await journal.read(bus, "j7", "j7.a")] == [
             len(data)
         ] * 3
+
+    with_bus(nats_url, test)
+
+
+def test_a_walk_holds_few_messages_at_a_time_and_may_be_left(nats_url: str) -> None:
+    async def test(bus: Bus) -> None:
+        await stream(bus, "j_walk")
+        big = bytes(900_000)
+        for _ in range(20):  # more than one batch's bytes
+            await bus.store("j_walk.a", big)
+        everything = [message async for message in journal.walk(bus, "j_walk", "j_walk.a")]
+        assert [len(message.data) for message in everything] == [len(big)] * 20
+        async with aclosing(journal.walk(bus, "j_walk", "j_walk.a", batch=3)) as messages:
+            async for message in messages:
+                if (message.headers or {})[journal.SEQUENCE] == "5":
+                    break
+        assert (message.headers or {})[journal.SUBJECT] == "j_walk.a"
 
     with_bus(nats_url, test)

@@ -151,3 +151,30 @@ def test_request_ids_are_fresh_and_known_by_their_form() -> None:
 @pytest.mark.parametrize("text", ["", "req_", REQUEST + "\n", REQUEST.upper(), REQUEST + "0", "*"])
 def test_other_texts_are_no_request_ids(text: str) -> None:
     assert not subjects.is_request_id(text)
+
+
+def test_a_cell_is_what_a_subject_says_beside_its_id() -> None:
+    subject = str(RequestSubject("online", "org/m.1", 7, "a b", REQUEST))
+    assert subjects.Cell.parse(subject) == ("online", "org=2Fm=2E1", "7", "a=20b")
+    consumer = subjects.consumer_filter("batch", "m", 3)
+    assert subjects.Cell.parse(consumer) == ("batch", "m", "3", "*")
+    for foreign in ("requests", "requests.a.b.c.d", "requests.a.b.c.d.e.f"):
+        assert subjects.Cell.parse(foreign) is None
+
+
+def test_every_field_of_a_cell_finds_its_requests_and_no_others() -> None:
+    subject = str(RequestSubject("online", "m", 7, "t", REQUEST))
+    cell = subjects.Cell.parse(subject)
+    assert cell is not None
+    for field, token in cell._asdict().items():
+        assert matches(subjects.requests_with(field, token), subject)
+        assert not matches(subjects.requests_with(field, token + "x"), subject)
+    assert matches(subjects.requests_of(model="m"), subject)
+    assert not matches(subjects.requests_of(model="n"), subject)
+    assert not matches(subjects.requests_of(model="t", tenant="m"), subject)
+
+
+def test_a_reply_is_found_by_its_request_alone() -> None:
+    reply = str(subjects.ReplySubject("s", "t", REQUEST))
+    assert matches(subjects.replies_to(REQUEST), reply)
+    assert not matches(subjects.replies_to(REQUEST + "x"), reply)
