@@ -45,6 +45,7 @@ test-vllm: .venv-vllm/installed $(MODEL)/config.json
 # Virtual environments; the file in each says that its installation came to its end.
 
 .venv/installed: pyproject.toml constraints.txt
+	@echo "installs Headrace and its tools into .venv: a minute or two, once"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python $(PIP_INSTALL) --constraint constraints.txt --editable '.[dev]'
 	touch $@

@@ -41,6 +41,7 @@ class Broker:
 
     binary: Path
     config: Path
+    log: Path
     url: str
     monitor_port: int
 
@@ -54,9 +55,11 @@ def prepare(data_dir: DataDir) -> Broker:
     """Find the binary, settle the ports, write the configuration. Raises BrokerUnusable."""
     binary = find_binary()
     identity = _identity(data_dir)
-    config = data_dir.write_private("nats.conf", _config(identity, data_dir.path).encode())
+    logs = data_dir.path / "nats.log"
+    text = _config(identity, store=data_dir.path, logs=logs)
+    config = data_dir.write_private("nats.conf", text.encode())
     url = f"nats://{USER}:{identity.password}@{HOST}:{identity.port}"
-    return Broker(binary, config, url, identity.monitor_port)
+    return Broker(binary, config, logs, url, identity.monitor_port)
 
 
 def find_binary() -> Path:
@@ -121,16 +124,20 @@ def _identity(data_dir: DataDir) -> _Identity:
     return identity
 
 
-def _config(identity: _Identity, path: Path) -> str:
+def _config(identity: _Identity, *, store: Path, logs: Path) -> str:
     # JSON strings are strings of nats-server's format too.
-    store = msgspec.json.encode(str(path)).decode()
+    store_dir, log_file = (msgspec.json.encode(str(path)).decode() for path in (store, logs))
     return f"""\
 # Written by headrace up at each start.
 server_name: headrace
 listen: "{HOST}:{identity.port}"
 http: "{HOST}:{identity.monitor_port}"
 authorization {{ user: {USER}, password: "{identity.password}" }}
-jetstream {{ store_dir: {store} }}
+jetstream {{ store_dir: {store_dir} }}
+# It says some thirty lines at each start, which would hide ours on a terminal.
+log_file: {log_file}
+logfile_size_limit: 16MB
+logfile_max_num: 2
 # A prompt of 16 MiB of JSON is at most 4 bytes a token; what is larger goes through blobs.
 max_payload: 8MB
 # A client that does not read is cut after this long, not held in memory.

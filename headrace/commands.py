@@ -69,6 +69,7 @@ class Commands:
             admin_port=lambda: found.monitor_port,
             grace_s=min(NATS_GRACE_S, self._wanted.grace_s),
             ready_path="/healthz",
+            log=str(found.log),
         )
 
     def worker(self, number: int) -> Command:

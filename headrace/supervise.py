@@ -50,6 +50,8 @@ class Command:
     admin_port: Callable[[], int]
     grace_s: float
     ready_path: str = "/readyz"
+    log: str = "its log"
+    """Where to look when it ends before it is ready."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +63,7 @@ class Child:
     started_s: float = 0.0
     admin_url: str = ""
     state: ProcessState = "starting"
+    announced: bool = False
     restarts: Restarts = field(default_factory=Restarts)
     starting: asyncio.Lock = field(default_factory=asyncio.Lock)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -121,7 +124,8 @@ class Supervisor:
         """Wait until a process is ready. Raises Died when it ends more often than that before."""
         while child.state != "ready":
             if child.restarts.deaths > deaths_max:
-                raise Died(f"{child.command.name} ended before it was ready; its log says why")
+                command = child.command
+                raise Died(f"{command.name} ended before it was ready; {command.log} says why")
             await child.next_change()
 
     async def once(self, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[int, str]:
@@ -192,6 +196,7 @@ class Supervisor:
             child.process = await self._exec(command.argv(port), command.environ)
             child.started_s = started_s(child.process.pid) or time.time()
             child.admin_url = f"http://127.0.0.1:{port}"
+            child.announced = False
         self._changed(child, "starting")
         return child.process
 
@@ -232,6 +237,9 @@ class Supervisor:
         if child.state == state and state != "starting":
             return
         child.state = state
+        if state == "ready" and not child.announced:
+            child.announced = True
+            log.info("%s is ready", child.command.name)
         child.changed.set()
         self._on_change([known.record for known in self._children])
 

@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Awaitable, Sequence
+from importlib.util import find_spec
 from typing import Final
 
 import msgspec
@@ -17,7 +18,7 @@ from headrace.broker import Broker, BrokerUnusable
 from headrace.bus import BrokerAway, BrokerRefused, Bus, BusSettings, connection
 from headrace.commands import Commands
 from headrace.datadir import DataDir, DataDirInUse, ProcessRecord, RunRecord, started_s
-from headrace.settings import UpSettings
+from headrace.settings import EngineKind, UpSettings
 from headrace.sockets import CannotListen
 from headrace.supervise import Died, Supervisor, supervising
 
@@ -46,6 +47,7 @@ def run(wanted: UpSettings) -> int:
     data_dir = DataDir(wanted.data_dir)
     try:
         addresses.check(wanted)
+        _check_engine(wanted)
         with data_dir.claim():
             if ended := data_dir.end_leftovers():
                 log.warning("ended what a killed up had left running: %s", ", ".join(ended))
@@ -56,6 +58,15 @@ def run(wanted: UpSettings) -> int:
     except (*_REFUSALS, OSError) as error:
         print(f"headrace: {error}", file=sys.stderr)
         return 1
+
+
+def _check_engine(wanted: UpSettings) -> None:
+    # Else each worker would end at its start, again and again.
+    if wanted.engine is EngineKind.VLLM and wanted.workers and find_spec("vllm") is None:
+        raise Refused(
+            f"vLLM is not installed for {sys.executable}: `make run-vllm` does that for a CPU,"
+            " `pip install 'headrace[vllm]'` for a GPU"
+        )
 
 
 def _run(wanted: UpSettings, data_dir: DataDir) -> int:
@@ -159,18 +170,15 @@ class _System:
                 self._say(model)
 
     def _say(self, model: str) -> None:
-        print(f"headrace serves {model}", flush=True)
-        for endpoint in self._addresses.endpoints:
-            print(f"endpoint: {endpoint}")
-        if self._wanted.split:
-            for url in self._addresses.websockets:
-                print(f"WebSocket: {url}")
-        print(f"NATS: {self._nats_url}")
-        wanted = self._wanted
-        command = curl(
-            self._addresses.endpoints[0], model, with_key=wanted.has_keys, redirected=wanted.split
-        )
-        print(command, flush=True)
+        wanted, endpoints = self._wanted, self._addresses.endpoints
+        lines = [
+            f"headrace serves {model}",
+            *(f"endpoint: {endpoint}" for endpoint in endpoints),
+            *(f"WebSocket: {url}" for url in self._addresses.websockets if wanted.split),
+            f"NATS: {self._nats_url}",
+            curl(endpoints[0], model, with_key=wanted.has_keys, redirected=wanted.split),
+        ]
+        print("\n".join(lines), flush=True)  # in one write: the tiers log to the same place
 
     async def _publish_card(self, supervisor: Supervisor) -> str:
         status, output = await supervisor.once(

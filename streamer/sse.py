@@ -14,7 +14,9 @@ from schemas.wire import Piece
 from streamer.chunks import Chunks
 from streamer.reply import Broken, Complete, Event, Shown
 
-COMMENT: Final = b": waiting\n\n"
+COMMENT: Final = b": waiting\n"
+"""A line, with no blank one after it: OpenAI's SDK, once it has seen an id, would take that for an
+event without data, and fail."""
 DONE: Final = b"data: [DONE]\n\n"
 
 

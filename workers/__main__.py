@@ -14,7 +14,7 @@ from headrace import lifecycle, registry, topology
 from headrace.bus import BrokerAway, BrokerRefused, connection
 from headrace.lifecycle import log_to_stdout, running_tasks, settle_memory
 from headrace.node import Stopped, admin_port, broker, bus_settings
-from headrace.settings import EngineSettings, NodeSettings, PublishCard, command
+from headrace.settings import BadSetting, EngineSettings, NodeSettings, PublishCard, command
 from headrace.telemetry import Readiness, Reading
 from schemas.model import ModelCard
 from workers.engine import Engine
@@ -36,11 +36,21 @@ class WorkerSettings(NodeSettings, EngineSettings):
 def run(settings: WorkerSettings) -> None:
     """Run a worker: pull requests, run them on one engine, publish the tokens."""
     log_to_stdout(settings.name or "worker")
-    source = read_source(settings)
     if settings.publish_card:
-        sys.exit(asyncio.run(_publish(settings, source)))
+        sys.exit(_publish_card(settings))
+    source = read_source(settings)
     engine = make_engine(settings)
     sys.exit(lifecycle.run(lambda stop: _main(settings, source, engine, stop)))
+
+
+def _publish_card(settings: WorkerSettings) -> int:
+    """Do what `headrace up` asks for, and give it a reason of one line, not a usage of ours."""
+    try:
+        source = read_source(settings)
+    except BadSetting as error:
+        print(f"headrace: {error.message}", file=sys.stderr)
+        return 1
+    return asyncio.run(_publish(settings, source))
 
 
 async def _publish(settings: WorkerSettings, source: ModelSource) -> int:

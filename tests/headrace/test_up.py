@@ -5,6 +5,7 @@ about `up` alone.
 """
 
 import asyncio
+import dataclasses
 import itertools
 import json
 import os
@@ -21,10 +22,12 @@ import psutil
 import pytest
 
 from headrace import broker, registry
+from headrace import up as headrace_up
 from headrace.bus import BusSettings, connection
 from headrace.datadir import DataDir, started_s
+from headrace.settings import EngineKind
 from headrace.sockets import claim_port, listen
-from headrace.up import curl
+from headrace.up import Refused, UpSettings, curl
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -138,6 +141,12 @@ def test_up_serves_says_so_is_listed_and_stops_without_trace(
             url = system.line("NATS: ").removeprefix("NATS: ")
             endpoint = system.line("endpoint: ").removeprefix("endpoint: ")
             assert system.line("curl") == curl(endpoint, "sim", with_key=False)
+            first = system.lines.index("headrace serves sim")
+            said = ("headrace serves", "endpoint:", "NATS:", "curl")
+            block = system.lines[first : first + len(said)]
+            assert all(line.startswith(start) for line, start in zip(block, said, strict=True))
+            assert not system.line("[")  # nats-server's own lines are in its file
+            assert "Server is ready" in (system.data_dir / "nats.log").read_text()
             assert system.line("a line of log")
             await until(lambda: all(map(system.ready, system.ps())))
 
@@ -344,6 +353,16 @@ def test_up_uses_a_broker_of_others_under_names_that_are_its_own(
             await server.wait()
 
     asyncio.run(scenario())
+
+
+def test_vllm_that_is_not_installed_is_refused_where_workers_would_need_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(headrace_up, "find_spec", lambda _: None)
+    wanted = UpSettings(engine=EngineKind.VLLM, model="m", data_dir=tmp_path / "data")
+    with pytest.raises(Refused, match="not installed"):
+        headrace_up._check_engine(wanted)
+    headrace_up._check_engine(dataclasses.replace(wanted, workers=0))
 
 
 def test_an_open_address_without_keys_is_refused_before_anything_starts(

@@ -219,7 +219,7 @@ def test_a_quiet_stream_gets_a_comment(replies: str) -> None:
     async def test(path: Path) -> None:
         running = asyncio.create_task(path.run())
         path.reply.tick(now_s=time.monotonic() + 14.5, wall_s=time.time())
-        await until(lambda: path.client.raw == b": waiting\n\n")
+        await until(lambda: path.client.raw == b": waiting\n")
         path.hear(STARTED, tokens(0, 3), finished())
         await running
 

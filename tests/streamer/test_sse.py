@@ -1,11 +1,15 @@
 """Events of a reply as server-sent events: one per token, `[DONE]` once and last, errors alone."""
 
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai import OpenAI
 
 from schemas.errors import InvalidRequest, refusal_of
 from schemas.wire import Piece, Shape, Usage
@@ -29,6 +33,31 @@ def shown(*words: str) -> list[Event]:
 
 def rendered(events: Sequence[Event], of: Shape | None = None) -> bytes:
     return EventLines(Chunks("req_1", of or shape())).render(events)
+
+
+@contextmanager
+def answering(raw: bytes) -> Iterator[str]:
+    """Answer every POST with these bytes of a stream."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.send_header("content-type", "text/event-stream")
+            self.end_headers()
+            self.wfile.write(raw)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_a_whole_stream_has_the_bytes_that_openais_have() -> None:
@@ -121,6 +150,16 @@ def test_a_comment_is_no_event() -> None:
     assert reader.feed(COMMENT) == []
     assert reader.at_end
     assert reader.comments == ["waiting"]
+
+
+def test_openais_sdk_hears_no_event_in_a_comment() -> None:
+    first, *rest = shown("a", "b")
+    raw = COMMENT + rendered([first]) + COMMENT + rendered([*rest, COMPLETE])
+    with answering(raw) as url, OpenAI(base_url=url, api_key="k", timeout=10) as sdk:
+        stream = sdk.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "x"}], stream=True
+        )
+        assert [chunk.choices[0].delta.content for chunk in stream] == ["a", "b", None]
 
 
 def test_a_token_that_shows_nothing_makes_no_event() -> None:
