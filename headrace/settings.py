@@ -212,7 +212,11 @@ Port = Annotated[
 ]
 PublicUrl = Annotated[
     str | None,
-    _option("public-url", "URL at which clients reach this streamer; without it, its address."),
+    _option(
+        "public-url",
+        "URL at which clients reach this streamer, or a path on the origin they asked;"
+        " without it, its address.",
+    ),
 ]
 Engine = Annotated[EngineKind, _option("engine", "What runs the model.")]
 Model = Annotated[str | None, _option("model", "Model to run: a name or a directory.")]

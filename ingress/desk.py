@@ -13,7 +13,7 @@ from ingress.admit import Ingress, Origin, parse
 from ingress.auth import Caller
 from schemas import admit
 from schemas.admit import Admit, Answer, Identify, RefusalText
-from schemas.errors import InvalidApiKey, InvalidRequest, Refusal
+from schemas.errors import Forbidden, InvalidApiKey, InvalidRequest, Refusal
 
 Question = TypeVar("Question", bound=msgspec.Struct)
 RawHeaders = Sequence[tuple[bytes, bytes]]
@@ -25,12 +25,15 @@ class Desk:
     def __init__(self, ingress: Ingress) -> None:
         self._ingress = ingress
 
-    async def identify(self, headers: RawHeaders) -> str | None:
+    async def identify(self, headers: RawHeaders, *, public: bool = False) -> str | None:
         """Return the tenant of the headers, None where a key is needed and none is shown.
 
-        Raises InvalidApiKey or Forbidden.
+        `public` says that they came to a node that serves more than its own machine. Raises
+        InvalidApiKey or Forbidden.
         """
         gate = self._ingress.gate
+        if public and gate.keyless:
+            raise Forbidden("Without keys a node serves its own machine only.")
         if not gate.keyless and all(name != b"authorization" for name, _ in headers):
             return None
         return gate.identify(headers).tenant
@@ -87,9 +90,8 @@ async def serve(bus: Bus, desk: Desk) -> None:
 async def _identify(desk: Desk, asked: Identify) -> str | None:
     if asked.key is not None:
         return await desk.identify_key(asked.key)
-    return await desk.identify(
-        [(name.encode("latin-1"), value.encode("latin-1")) for name, value in asked.headers]
-    )
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in asked.headers]
+    return await desk.identify(headers, public=asked.public)
 
 
 async def _admit(desk: Desk, asked: Admit) -> str:

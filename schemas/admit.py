@@ -47,10 +47,14 @@ _REFUSALS: Final[dict[str, type[Refusal]]] = {
 
 
 class Identify(msgspec.Struct, frozen=True):
-    """Whose are these headers (name and value, as on the wire), or whose is this key?"""
+    """Whose are these headers (name and value, as on the wire), or whose is this key?
+
+    `public` says that the asker serves more than its own machine, which takes a key.
+    """
 
     headers: tuple[tuple[str, str], ...] = ()
     key: str | None = None
+    public: bool = False
 
 
 class Admit(msgspec.Struct, frozen=True):

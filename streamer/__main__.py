@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import logging
+import re
 import sys
 import time
 from dataclasses import dataclass
+from typing import Final
 
 from headrace import lifecycle, registry, topology
 from headrace.bus import BrokerAway, BrokerRefused, Bus
@@ -13,6 +15,7 @@ from headrace.http import serve
 from headrace.lifecycle import log_to_stdout, running_tasks, settle_memory
 from headrace.node import Stopped, admin_port, broker, unique
 from headrace.settings import ListenSettings, NodeSettings, PublicUrl, command
+from headrace.sockets import is_loopback, is_unspecified
 from headrace.telemetry import Readiness
 from headrace.ticket import load_tickets
 from schemas import subjects
@@ -26,12 +29,27 @@ from streamer.websocket import Sockets
 
 log = logging.getLogger(__name__)
 
+_FOLLOWED: Final = re.compile(r"(https?://[^/?#\s]+)?(/[^/?#\s]+)*/?", re.ASCII)
+"""What a redirect may begin with: a URL, or a path on the origin that the client asked."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StreamerSettings(NodeSettings, ListenSettings):
-    """A streamer's settings."""
+    """A streamer's settings. Raises ValueError for a URL that no client could follow."""
 
     public_url: PublicUrl = None
+
+    def __post_init__(self) -> None:
+        url = self.public_url
+        if url is None:
+            if is_unspecified(self.host):
+                raise ValueError(
+                    f"clients cannot be sent to {self.host}: name --public-url, a URL or a path"
+                )
+        elif not _FOLLOWED.fullmatch(url):
+            raise ValueError(
+                f"--public-url {url!r} is neither http(s)://HOST… nor a path such as /streams/a"
+            )
 
 
 def run(settings: StreamerSettings) -> None:
@@ -63,7 +81,8 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
             return Readiness("draining")
         return Readiness("ready" if bus.connected else "starting", {"broker": bus.connected})
 
-    sockets = Sockets(mailbox, RemoteAdmission(bus))
+    admission = RemoteAdmission(bus, public=not is_loopback(settings.host))
+    sockets = Sockets(mailbox, admission)
     await mailbox.start()
     app = application(mailbox, sockets, desk)
     serving = await serve(app, host=settings.host, port=settings.port)

@@ -51,10 +51,15 @@ class Admission(Protocol):
 
 
 class RemoteAdmission:
-    """Asks any ingress, through NATS. An `Admission`."""
+    """Asks any ingress, through NATS. An `Admission`.
 
-    def __init__(self, bus: Bus) -> None:
+    `public` says that this streamer serves more than its own machine; ingress knows whether there
+    are keys, without which nobody else may be served.
+    """
+
+    def __init__(self, bus: Bus, *, public: bool = False) -> None:
         self._bus = bus
+        self._public = public
 
     async def identify(self, headers: RawHeaders) -> str | None:
         """As `Admission.identify`."""
@@ -63,7 +68,11 @@ class RemoteAdmission:
             for name, value in headers
             if name in _HEADERS
         )
-        return (await self._ask(admit.IDENTIFY, Identify(shown), IDENTIFY_TIMEOUT_S)).tenant
+        return (
+            await self._ask(
+                admit.IDENTIFY, Identify(shown, public=self._public), IDENTIFY_TIMEOUT_S
+            )
+        ).tenant
 
     async def identify_key(self, key: str) -> str:
         """As `Admission.identify_key`."""
