@@ -36,6 +36,7 @@ class Shape(NamedTuple):
     include_usage: bool
     choices: int
     logprobs: bool
+    event_ids: bool = True
 
 
 class TopToken(NamedTuple):

@@ -87,7 +87,7 @@ class Relay:
     def _lines(self) -> EventLines:
         shape = self._reply.reply.shape
         assert shape is not None  # events are handed over only when it is known
-        return EventLines(Chunks(self._reply.subject.request, shape))
+        return EventLines(Chunks(self._reply.subject.request, shape), ids=shape.event_ids)
 
     async def _send_object(self, send: Send) -> None:
         reply = self._reply
