@@ -223,8 +223,8 @@ PublicUrl = Annotated[
     str | None,
     _option(
         "public-url",
-        "URL at which clients reach a streamer; without it, its address. `up` puts the streamer's"
-        " own for {port} and {number}.",
+        "URL at which clients reach a streamer, or a path on the origin they asked; without it,"
+        " its address. `up` puts the streamer's own for {port} and {number}.",
     ),
 ]
 Split = Annotated[

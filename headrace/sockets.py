@@ -53,6 +53,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_unspecified(host: str) -> bool:
+    """Tell whether `host` stands for every address of this machine, and so names none."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
 def http_url(host: str, port: int) -> str:
     """Return the URL of an address, without a path."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

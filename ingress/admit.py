@@ -164,6 +164,7 @@ def _envelope(origin: Origin, ask: Ask, cost: Cost, tokens: Sequence[int]) -> En
             choices=cost.choices,
             logprobs=ask.alternatives is not None,
             keep=ask.keep,
+            event_ids=not (options and options.include_event_ids is False),
         ),
         deadline_s=origin.deadline_s,
         cache_salt=tenant,

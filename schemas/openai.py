@@ -31,9 +31,10 @@ Bias = dict[str, Annotated[float, Meta(ge=-100, le=100)]]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """How a stream is sent."""
+    """How a stream is sent. `include_event_ids` is ours: some clients take `data:` lines only."""
 
     include_usage: bool | None = None
+    include_event_ids: bool | None = None
 
 
 class ContentPart(msgspec.Struct, frozen=True):

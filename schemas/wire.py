@@ -37,6 +37,7 @@ class Shape(NamedTuple):
     choices: int
     logprobs: bool
     keep: bool = False  # whether the request runs on when its last reader leaves
+    event_ids: bool = True
 
 
 class TopToken(NamedTuple):

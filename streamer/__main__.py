@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from headrace.settings import (
     command,
     guard_address,
 )
-from headrace.sockets import is_loopback
+from headrace.sockets import is_loopback, is_unspecified
 from headrace.telemetry import Readiness
 from headrace.ticket import load_tickets
 from schemas import subjects
@@ -40,13 +41,27 @@ log = logging.getLogger(__name__)
 LINGER_S: Final = 0.5
 """A client needs a round trip to follow its redirect; meanwhile nothing here knows of it."""
 LOOK_S: Final = 0.02
+_FOLLOWED: Final = re.compile(r"(https?://[^/?#\s]+)?(/[^/?#\s]+)*/?", re.ASCII)
+"""What a redirect may begin with: a URL, or a path on the origin that the client asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamerSettings(NodeSettings, ListenSettings):
-    """A streamer's settings."""
+    """A streamer's settings. Raises ValueError for a URL that no client could follow."""
 
     public_url: PublicUrl = None
+
+    def __post_init__(self) -> None:
+        url = self.public_url
+        if url is None:
+            if is_unspecified(self.host):
+                raise ValueError(
+                    f"clients cannot be sent to {self.host}: name --public-url, a URL or a path"
+                )
+        elif not _FOLLOWED.fullmatch(url):
+            raise ValueError(
+                f"--public-url {url!r} is neither http(s)://HOST… nor a path such as /streams/a"
+            )
 
 
 def run(settings: StreamerSettings) -> None:

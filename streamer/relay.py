@@ -90,7 +90,8 @@ class Relay:
     def _lines(self) -> EventLines:
         shape = self._reply.reply.shape
         assert shape is not None  # events are handed over only when it is known
-        return EventLines(Chunks(self._reply.request, shape), after=self._after)
+        chunks = Chunks(self._reply.request, shape)
+        return EventLines(chunks, after=self._after, ids=shape.event_ids)
 
     async def _send_object(self, send: Send) -> None:
         reply = self._reply

@@ -1,7 +1,9 @@
 """Events of a reply as server-sent events (WHATWG HTML, section 9.2).
 
 One event per token, `id` the seq of its last token, so that `Last-Event-ID` says where to go on.
-An error event has no id and nothing follows it; `[DONE]` ends every other stream.
+An error event has no id and nothing follows it; `[DONE]` ends every other stream. A request may ask
+for events without ids (`stream_options.include_event_ids`): some clients read `data:` lines alone,
+and fail at any other field.
 """
 
 from collections.abc import Sequence
@@ -23,9 +25,10 @@ DONE: Final = b"data: [DONE]\n\n"
 class EventLines:
     """Renders the events of one stream; of a resumed one, those after the event id `after`."""
 
-    def __init__(self, chunks: Chunks, *, after: int = -1) -> None:
+    def __init__(self, chunks: Chunks, *, after: int = -1, ids: bool = True) -> None:
         self._chunks = chunks
         self._after = after
+        self._ids = ids
 
     def render(self, events: Sequence[Event]) -> bytes:
         """Return the bytes of some events, all of them in one write."""
@@ -51,7 +54,7 @@ class EventLines:
     def _event(self, seq: int, chunk: bytes | None) -> bytes:
         if chunk is None or seq <= self._after:
             return b""
-        return b"id: %d\ndata: %b\n\n" % (seq, chunk)
+        return b"id: %d\ndata: %b\n\n" % (seq, chunk) if self._ids else b"data: %b\n\n" % chunk
 
 
 def error_event(refusal: Refusal) -> bytes:

@@ -69,7 +69,7 @@ def redirect(bus: Bus) -> Redirect:
 
 
 def chosen(by: Redirect) -> str:
-    return by.expect(tenant="t", request="req_1", deadline_s=1.0).streamer
+    return by.expect(tenant="t", request="req_1", deadline_s=1.0, keep=False).streamer
 
 
 def names(by: Redirect) -> list[str]:
@@ -192,7 +192,7 @@ def test_a_refused_request_is_not_counted(play: Callable[[Scenario], None]) -> N
         by = redirect(bus)
         await by.start()
         for _ in range(5):
-            expected = by.expect(tenant="t", request="req_1", deadline_s=1.0)
+            expected = by.expect(tenant="t", request="req_1", deadline_s=1.0, keep=False)
             assert expected.streamer == "a"
             expected.drop()
 
@@ -300,9 +300,9 @@ class _Accel:
     def __init__(self, inner: Redirect) -> None:
         self._inner = inner
 
-    def expect(self, *, tenant: str, request: str, deadline_s: float) -> Expected:
+    def expect(self, *, tenant: str, request: str, deadline_s: float, keep: bool) -> Expected:
         return _AccelExpected(
-            self._inner.expect(tenant=tenant, request=request, deadline_s=deadline_s)
+            self._inner.expect(tenant=tenant, request=request, deadline_s=deadline_s, keep=keep)
         )
 
 
@@ -330,7 +330,7 @@ def test_the_protocol_of_a_handoff_suffices_for_one_by_x_accel_redirect(
         by = redirect(bus)
         await by.start()
         handoff: Handoff = _Accel(by)
-        expected = handoff.expect(tenant="t", request="req_1", deadline_s=1.0)
+        expected = handoff.expect(tenant="t", request="req_1", deadline_s=1.0, keep=False)
         answer: Any = expected.answer(stream=True, headers={"x-request-id": "req_1"})
         assert answer.status_code == 200
         assert answer.headers["x-accel-redirect"].startswith("/a/v1/replies/")

@@ -223,6 +223,16 @@ def test_event_ids_rise_and_are_unique(system: System) -> None:
     assert parts.events[-1].id is None
 
 
+def test_a_stream_without_event_ids_is_data_lines_alone(system: System) -> None:
+    options = {"include_usage": True, "include_event_ids": False}
+    with system.client() as client:
+        parts = stream(client, chat(sim=hook("a", "b"), stream_options=options))
+    assert parts.text() == "ab"
+    lines = [line for line in parts.raw.splitlines() if line]
+    assert len(lines) == 5
+    assert all(line.startswith(b"data: ") for line in lines)
+
+
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_three_choices_have_their_index_and_reason_in_both_modes(system: System, path: str) -> None:
     body: dict[str, Any] = chat("three") if path == CHAT else {"model": "sim", "prompt": "three"}
