@@ -3,13 +3,15 @@
 Rule: ports are chosen once, so a process that is brought back is found where it was.
 """
 
+import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from string import Formatter
 from typing import Final
 
 from headrace.settings import UpSettings
-from headrace.sockets import PORT_MAX, CannotListen, claim_port, http_url, is_loopback
+from headrace.sockets import PORT_MAX, CannotListen, claim_port, http_url, is_loopback, reserve
 
 _WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what users write
 _FIELDS: Final = frozenset({"port", "number"})
@@ -80,6 +82,13 @@ def choose(wanted: UpSettings) -> Addresses:
     own = ports[wanted.ingress_wanted :]
     streamers = (_streamer(wanted, number, port) for number, port in enumerate(own, start=1))
     return Addresses(_doors(wanted, ports[: wanted.ingress_wanted]), tuple(streamers))
+
+
+def keep(host: str, addresses: Addresses) -> list[socket.socket]:
+    """Keep the ports for their processes as long as the sockets are held. Raises CannotListen."""
+    if sys.platform != "linux":  # elsewhere the processes themselves could not listen then
+        return []
+    return [reserve(host, place.port) for place in (*addresses.doors, *addresses.streamers)]
 
 
 def _doors(wanted: UpSettings, ports: Sequence[int]) -> tuple[Place, ...]:

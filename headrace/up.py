@@ -115,6 +115,7 @@ class _System:
         self._wanted = wanted
         self._data_dir = data_dir
         self._addresses = addresses.choose(wanted)
+        self._keepers = addresses.keep(wanted.host, self._addresses)
         self._broker: Broker | None = None
         if wanted.nats_url is None:
             self._broker = broker.prepare(data_dir)

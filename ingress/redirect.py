@@ -4,6 +4,7 @@ The streamer with the fewest open streams is chosen, counting what we sent since
 """
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -37,6 +38,8 @@ class Redirect:
         self._tickets = tickets
         self._clock = clock
         self._sent: dict[str, list[float]] = {}
+        self._turns: dict[str, int] = {}
+        self._turn = itertools.count(1)
         self._dead: set[str] = set()
         self._slow: set[str] = set()
         self._streamers = Registry(
@@ -81,7 +84,8 @@ class Redirect:
         live = self.live
         if not live:
             raise NoStreamers("No streamer is there to carry the answer.")
-        chosen = min(live, key=lambda entry: (self._load(entry), entry.name))
+        chosen = min(live, key=self._rank)
+        self._turns[chosen.name] = next(self._turn)
         self._sent.setdefault(chosen.name, []).append(self._clock())
         return ExpectedThere(self, chosen, tenant, request, deadline_s, keep)
 
@@ -94,8 +98,10 @@ class Redirect:
         if sent := self._sent.get(streamer):
             sent.pop()
 
-    def _load(self, entry: StreamerEntry) -> int:
-        return entry.open_streams + len(self._sent.get(entry.name, ()))
+    def _rank(self, entry: StreamerEntry) -> tuple[int, int, str]:
+        load = entry.open_streams + len(self._sent.get(entry.name, ()))
+        # Among equals it goes round, so that none idles while another has all short requests.
+        return load, self._turns.get(entry.name, 0), entry.name
 
     def _heard(self, streamer: str) -> None:
         # Of this one alone: what was sent to the others is not yet in what they told. And who was
@@ -108,8 +114,9 @@ class Redirect:
         names = list(self._streamers.entries)
         self._dead.intersection_update(names)
         self._slow.intersection_update(names)
-        for gone in self._sent.keys() - set(names):
-            del self._sent[gone]
+        for gone in self._turns.keys() - set(names):
+            del self._turns[gone]
+            self._sent.pop(gone, None)
         await asyncio.gather(*(self._ask(name) for name in names))
 
     async def _ask(self, streamer: str) -> None:
