@@ -114,7 +114,7 @@ class Composed:
         wait_for(there, within_s=START_S_MAX, what=url)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
     programs.nginx()
     system = Composed(tmp_path_factory.mktemp("compose"))
