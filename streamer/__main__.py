@@ -15,13 +15,10 @@ from headrace.http import serve
 from headrace.lifecycle import log_to_stdout, running_tasks, settle_memory
 from headrace.node import Stopped, admin_port, broker, unique
 from headrace.settings import (
-    BadSetting,
     ListenSettings,
     NodeSettings,
     PublicUrl,
-    api_keys,
     command,
-    guard_address,
 )
 from headrace.sockets import is_loopback, is_unspecified
 from headrace.telemetry import Readiness
@@ -66,13 +63,9 @@ class StreamerSettings(NodeSettings, ListenSettings):
 
 def run(settings: StreamerSettings) -> None:
     """Run a streamer: carry replies to the clients that an ingress sends here."""
+    # It needs no keys: who comes shows a ticket, or is identified by an ingress, which without keys
+    # serves no client of a streamer that other machines reach.
     log_to_stdout(settings.name or "streamer")
-    guard_address(api_keys(settings.config), settings.host)
-    if settings.public_url is None and settings.host in ("0.0.0.0", "::"):  # noqa: S104
-        raise BadSetting(
-            f"clients are sent to this streamer, and {settings.host} is no address to send them"
-            " to: say --public-url"
-        )
     sys.exit(lifecycle.run(lambda stop: _main(settings, stop)))
 
 
