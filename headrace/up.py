@@ -211,7 +211,7 @@ class _System:
         argv = [*_python("workers"), *self._engine_flags(), "--publish-card"]
         status, output = await supervisor.once(argv, self._environ())
         *logged, model = output.strip().splitlines() or [""]
-        for line in logged if status == 0 else [*logged, model]:
+        for line in logged if status == 0 else filter(None, [*logged, model]):
             print(line, flush=True)
         if status != 0 or not model:
             raise Refused(f"the model cannot be published: status {status}, reason above")
