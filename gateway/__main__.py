@@ -13,16 +13,16 @@ from headrace.bus import Bus
 from headrace.http import serve
 from headrace.lifecycle import log_to_stdout, running_tasks, settle_memory
 from headrace.node import Stopped, admin_port, broker, unique
-from headrace.settings import ListenSettings, NodeSettings, api_keys, command
+from headrace.settings import ListenSettings, NodeSettings, api_keys, command, guard_address
 from headrace.telemetry import Readiness, admin_routes, registry_of
 from ingress.admit import Ingress
 from ingress.app import Application
-from ingress.auth import Gate, guard_address
+from ingress.auth import Gate
 from ingress.catalogue import Catalogue
 from ingress.desk import Desk
 from ingress.desk import serve as serve_desk
 from ingress.telemetry import readings as ingress_readings
-from streamer.app import websocket_routes
+from streamer.app import client_routes
 from streamer.mailbox import Mailbox
 from streamer.telemetry import readings as streamer_readings
 from streamer.websocket import Sockets
@@ -36,8 +36,9 @@ class GatewaySettings(NodeSettings, ListenSettings):
 def run(settings: GatewaySettings) -> None:
     """Run a gateway: admit requests, and stream their replies."""
     log_to_stdout(settings.name or "gateway")
-    gate = Gate((key.tenant, key.sha256) for key in api_keys(settings.config).keys)
-    guard_address(gate, settings.host)
+    keys = api_keys(settings.config)
+    guard_address(keys, settings.host)
+    gate = Gate((key.tenant, key.sha256) for key in keys.keys)
     sys.exit(lifecycle.run(lambda stop: _main(settings, gate, stop)))
 
 
@@ -72,7 +73,7 @@ async def _serve(
     await serve_desk(bus, desk)
     readings = [*ingress_readings(ingress), *streamer_readings(mailbox, sockets)]
     operator_routes = admin_routes(readiness, registry_of("gateway", readings))
-    extra = [*websocket_routes(sockets), *operator_routes]
+    extra = [*client_routes(bus, mailbox, sockets), *operator_routes]
     app = Application(ingress, Inline(mailbox), extra)
     serving = await serve(app, host=settings.host, port=settings.port)
     async with admin_port(settings, "gateway", readiness, readings), running_tasks() as tasks:

@@ -13,9 +13,9 @@ class Inline:
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
 
-    def expect(self, *, tenant: str, request: str, deadline_s: float) -> "ExpectedHere":
+    def expect(self, *, tenant: str, request: str, deadline_s: float, keep: bool) -> "ExpectedHere":
         """Open the reply."""
-        reply = self._mailbox.open(tenant=tenant, request=request, deadline_s=deadline_s)
+        reply = self._mailbox.open(tenant=tenant, request=request, deadline_s=deadline_s, keep=keep)
         return ExpectedHere(self._mailbox, reply)
 
 

@@ -44,6 +44,7 @@ __all__ = [
     "BusSettings",
     "Message",
     "Stored",
+    "Subscription",
     "connect",
     "connection",
     "raise_no_responders",

@@ -32,8 +32,8 @@ class ApplySettings(OperatorSettings):
     replicas: Annotated[int, typer.Option("--replicas", min=1, max=5, help="Copies of all.")] = 1
 
 
-def _up(wanted: up.UpSettings) -> None:
-    """Start nats-server, a gateway and workers, and keep them running."""
+def _up(wanted: settings.UpSettings) -> None:
+    """Start nats-server, a gateway (or ingress and streamers) and workers; keep them running."""
     raise typer.Exit(up.run(wanted))
 
 
@@ -52,7 +52,10 @@ def _ps(wanted: PsSettings) -> None:
             f"{process.name:<12} {process.tier:<8} {process.pid:>8} {process.state:<9}"
             f" {process.admin_url}"
         )
-    print(f"endpoint: {record.endpoint}")
+    for endpoint in record.endpoints or (record.endpoint,):
+        print(f"endpoint: {endpoint}")
+    for url in record.streamers:
+        print(f"streamer: {url}")
 
 
 def _apply(wanted: ApplySettings) -> None:
@@ -69,7 +72,7 @@ async def _apply_to_broker(wanted: ApplySettings) -> None:
         print("\n".join(applied))
 
 
-main.command("up")(settings.taking(up.UpSettings, _up))
+main.command("up")(settings.taking(settings.UpSettings, _up))
 main.command("ps")(settings.taking(PsSettings, _ps))
 main.command("backlog")(settings.taking(queue_commands.BacklogSettings, queue_commands.backlog))
 main.command("peek")(settings.taking(queue_commands.PeekSettings, queue_commands.peek))

@@ -39,13 +39,16 @@ class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What run.json says."""
+    """What run.json says. Clients send their requests to any of `endpoints`, `endpoint` is the
+    first; `streamers` are the URLs that they are sent on to where the tiers are apart."""
 
     up_pid: int
     up_started_s: float
     endpoint: str
     nats_url: str
     processes: tuple[ProcessRecord, ...] = ()
+    endpoints: tuple[str, ...] = ()
+    streamers: tuple[str, ...] = ()
 
 
 def started_s(pid: int) -> float | None:

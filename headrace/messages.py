@@ -15,6 +15,10 @@ class BrokerAway(Exception):
     """The broker cannot be reached, or did not answer in time."""
 
 
+class NobodyAnswers(BrokerAway):
+    """The broker is there, and knows that nobody listens on the subject."""
+
+
 class BrokerRefused(Exception):
     """The broker said no. `code` is JetStream's error code (`err_code`), 0 if it gave none."""
 
@@ -83,9 +87,9 @@ def read_ack(answer: Message) -> Stored:
 
 
 def raise_no_responders(answer: Message) -> None:
-    """Raise BrokerAway where the server says that nobody listens."""
+    """Raise NobodyAnswers where the server says that nobody listens."""
     if answer.headers is not None and answer.headers.get("Status") == "503":
-        raise BrokerAway("nobody answers: is JetStream on, and the stream there?")
+        raise NobodyAnswers("nobody answers: is JetStream on, and the stream there?")
 
 
 class Taking(asyncio.Queue[Any]):

@@ -74,6 +74,7 @@ class Registry(Generic[Entry]):
         ttl_s: float,
         clock: Callable[[], float],
         on_change: Callable[[], None] = lambda: None,
+        on_heard: Callable[[str], None] = lambda name: None,
     ) -> None:
         self._bus = bus
         self._bucket = bucket
@@ -81,6 +82,7 @@ class Registry(Generic[Entry]):
         self._roster: Roster[Entry] = Roster(ttl_s)
         self._clock = clock
         self._on_change = on_change
+        self._on_heard = on_heard
 
     @property
     def entries(self) -> Mapping[str, Entry]:
@@ -123,6 +125,7 @@ class Registry(Generic[Entry]):
             return
         if self._roster.heard(name, entry, now_s=self._clock()):
             self._on_change()
+        self._on_heard(name)
 
 
 async def announce(bus: Bus, bucket: str, name: str, entry: msgspec.Struct) -> None:

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
-from headrace.sockets import PORT_MAX
+from headrace.sockets import PORT_MAX, is_loopback
 
 CONFIG_NAME: Final = "headrace.toml"
 DATA_DIR: Final = Path(".headrace")
@@ -167,6 +167,15 @@ def api_keys(config: ConfigFile, environ: Mapping[str, str] = os.environ) -> Api
     return ApiKeys((own, *config.keys.keys))
 
 
+def guard_address(keys: ApiKeys, host: str) -> None:
+    """Refuse to serve other machines without keys. Raises BadSetting."""
+    if not keys and not is_loopback(host):
+        raise BadSetting(
+            f"without keys only this machine may be served, and {host} is more than that:"
+            " set HEADRACE_API_KEY, or [[keys]] in headrace.toml"
+        )
+
+
 # Options
 
 
@@ -212,7 +221,21 @@ Port = Annotated[
 ]
 PublicUrl = Annotated[
     str | None,
-    _option("public-url", "URL at which clients reach this streamer; without it, its address."),
+    _option(
+        "public-url",
+        "URL at which clients reach a streamer, or a path on the origin they asked; without it,"
+        " its address. `up` puts the streamer's own for {port} and {number}.",
+    ),
+]
+Split = Annotated[
+    bool, _option("split", "Run ingress and streamers as processes of their own, no gateway.")
+]
+Ingress = Annotated[
+    int | None, _option("ingress", "How many ingress to run, with --split; 1 if not said.", min=1)
+]
+Streamers = Annotated[
+    int | None,
+    _option("streamers", "How many streamers to run, with --split; 1 if not said.", min=1),
 ]
 Engine = Annotated[EngineKind, _option("engine", "What runs the model.")]
 Model = Annotated[str | None, _option("model", "Model to run: a name or a directory.")]
@@ -287,6 +310,38 @@ class EngineSettings:
     served_model_name: ServedModelName = None
     engine_args: EngineArgs = JsonObject()
     sim: Sim = JsonObject()
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpSettings(EngineSettings, ListenSettings):
+    """What `headrace up` takes."""
+
+    workers: Workers = 1
+    split: Split = False
+    ingress: Ingress = None
+    streamers: Streamers = None
+    public_url: PublicUrl = None
+    data_dir: DataDir = DATA_DIR
+    nats_url: OptionalNatsUrl = None
+    nats_creds: NatsCreds = None
+    nats_ca: NatsCa = None
+    grace_s: GraceS = GRACE_S
+    config: Config = NO_CONFIG
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether clients must show a key."""
+        return bool(api_keys(self.config))
+
+    @property
+    def ingress_wanted(self) -> int:
+        """How many ingress run where the tiers are apart."""
+        return self.ingress or 1
+
+    @property
+    def streamers_wanted(self) -> int:
+        """How many streamers run where the tiers are apart."""
+        return self.streamers or 1
 
 
 S = TypeVar("S")

@@ -43,12 +43,40 @@ def claim_port(host: str, port: int) -> int:
         return claimed
 
 
+def reserve(host: str, port: int) -> socket.socket:
+    """Return a socket that keeps a port for a server yet to come, until it is closed.
+
+    It is bound and does not listen. On Linux a server can then listen there all the same, and again
+    after a restart, but the kernel gives the port to nobody else, least of all to an outgoing
+    connection. Raises CannotListen.
+    """
+    [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    keeper = socket.socket(family, kind, protocol)
+    try:
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keeper.bind(address)
+    except OSError as error:
+        keeper.close()
+        raise CannotListen(f"port {port} on {host} cannot be used: {error.strerror}") from error
+    return keeper
+
+
 def is_loopback(host: str) -> bool:
     """Tell whether only this machine can reach `host`."""
     if host == "localhost" or host.endswith(".localhost"):  # RFC 6761
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_unspecified(host: str) -> bool:
+    """Tell whether `host` stands for every address of this machine, and so names none."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
     except ValueError:
         return False
 

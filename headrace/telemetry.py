@@ -78,7 +78,10 @@ def registry_of(tier: str, readings: Sequence[Reading]) -> CollectorRegistry:
 def admin_routes(
     readiness: Callable[[], Readiness], registry: CollectorRegistry
 ) -> list[BaseRoute]:
-    """Return the routes /healthz, /readyz and /metrics; none of them needs a key."""
+    """Return the routes /healthz, /readyz and /metrics; none of them needs a key.
+
+    /health is /healthz by vLLM's name for it, which clients ask before they begin.
+    """
 
     async def healthz(_: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -92,6 +95,7 @@ def admin_routes(
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return [
+        Route("/health", healthz),
         Route("/healthz", healthz),
         Route("/readyz", readyz),
         Route("/metrics", metrics),

@@ -34,6 +34,7 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     deadline_s: float
     expires_s: float
     stream: bool
+    keep: bool = False
 
 
 class Tickets:

@@ -12,13 +12,14 @@ from headrace.bus import Bus
 from headrace.http import serve
 from headrace.lifecycle import log_to_stdout, running_tasks, settle_memory
 from headrace.node import Stopped, admin_port, broker, unique
-from headrace.settings import ListenSettings, NodeSettings, api_keys, command
+from headrace.requests import cancel_route
+from headrace.settings import ListenSettings, NodeSettings, api_keys, command, guard_address
 from headrace.telemetry import Readiness, admin_routes, registry_of
 from headrace.ticket import load_tickets
 from ingress import desk
 from ingress.admit import Ingress
 from ingress.app import Application
-from ingress.auth import Gate, guard_address
+from ingress.auth import Gate
 from ingress.catalogue import Catalogue
 from ingress.redirect import Redirect
 from ingress.telemetry import readings as ingress_readings
@@ -32,8 +33,9 @@ class IngressSettings(NodeSettings, ListenSettings):
 def run(settings: IngressSettings) -> None:
     """Run an ingress: admit requests, and send their clients to a streamer."""
     log_to_stdout(settings.name or "ingress")
-    gate = Gate((key.tenant, key.sha256) for key in api_keys(settings.config).keys)
-    guard_address(gate, settings.host)
+    keys = api_keys(settings.config)
+    guard_address(keys, settings.host)
+    gate = Gate((key.tenant, key.sha256) for key in keys.keys)
     sys.exit(lifecycle.run(lambda stop: _main(settings, gate, stop)))
 
 
@@ -54,10 +56,14 @@ async def _serve(settings: IngressSettings, gate: Gate, bus: Bus, stop: asyncio.
     ingress = Ingress(bus, gate=gate, catalogue=catalogue, threads=threads)
 
     def readiness() -> Readiness:
-        detail = {"broker": bus.connected, "models": [card.name for card in catalogue.cards()]}
+        detail = {
+            "broker": bus.connected,
+            "models": [card.name for card in catalogue.cards()],
+            "streamers": len(redirect.live),
+        }
         if ingress.draining:
             return Readiness("draining", detail)
-        return Readiness("ready" if bus.connected else "starting", detail)
+        return Readiness("ready" if bus.connected and redirect.live else "starting", detail)
 
     async def prune_streamers() -> None:
         while True:
@@ -66,15 +72,20 @@ async def _serve(settings: IngressSettings, gate: Gate, bus: Bus, stop: asyncio.
 
     await catalogue.start()
     await redirect.start()
-    await desk.serve(bus, desk.Desk(ingress))
+    clerk = desk.Desk(ingress)
+    await desk.serve(bus, clerk)
     readings = ingress_readings(ingress)
-    pages = admin_routes(readiness, registry_of("ingress", readings))
+    pages = [
+        cancel_route(bus, clerk.identify),
+        *admin_routes(readiness, registry_of("ingress", readings)),
+    ]
     serving = await serve(
         Application(ingress, redirect, pages), host=settings.host, port=settings.port
     )
     async with admin_port(settings, "ingress", readiness, readings), running_tasks() as tasks:
         tasks.start("models", catalogue.follow())
         tasks.start("streamers", prune_streamers())
+        tasks.start("probes", redirect.probe_forever())
         settle_memory()
         await stop.wait()
         ingress.draining = True

@@ -163,6 +163,8 @@ def _envelope(origin: Origin, ask: Ask, cost: Cost, tokens: Sequence[int]) -> En
             include_usage=bool(options and options.include_usage),
             choices=cost.choices,
             logprobs=ask.alternatives is not None,
+            keep=ask.keep,
+            event_ids=not (options and options.include_event_ids is False),
         ),
         deadline_s=origin.deadline_s,
         cache_salt=tenant,

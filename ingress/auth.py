@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
-from headrace.settings import DEFAULT_TENANT, BadSetting
+from headrace.settings import DEFAULT_TENANT
 from headrace.sockets import is_loopback
 from schemas.errors import Forbidden, InvalidApiKey
 
@@ -55,15 +55,6 @@ class Gate:
         if tenant is None:
             raise InvalidApiKey("Incorrect API key provided.")
         return Caller(tenant)
-
-
-def guard_address(gate: Gate, host: str) -> None:
-    """Refuse to serve other machines without keys. Raises BadSetting."""
-    if gate.keyless and not is_loopback(host):
-        raise BadSetting(
-            f"without keys only this machine may be served, and {host} is more than that:"
-            " set HEADRACE_API_KEY, or [[keys]] in headrace.toml"
-        )
 
 
 def _bearer(value: bytes) -> bytes:

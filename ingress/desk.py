@@ -13,7 +13,7 @@ from ingress.admit import Ingress, Origin, parse
 from ingress.auth import Caller
 from schemas import admit
 from schemas.admit import Admit, Answer, Identify, RefusalText
-from schemas.errors import InvalidApiKey, InvalidRequest, Refusal
+from schemas.errors import Forbidden, InvalidApiKey, InvalidRequest, Refusal
 
 Question = TypeVar("Question", bound=msgspec.Struct)
 RawHeaders = Sequence[tuple[bytes, bytes]]
@@ -25,12 +25,14 @@ class Desk:
     def __init__(self, ingress: Ingress) -> None:
         self._ingress = ingress
 
-    async def identify(self, headers: RawHeaders) -> str | None:
+    async def identify(self, headers: RawHeaders, *, local: bool = True) -> str | None:
         """Return the tenant of the headers, None where a key is needed and none is shown.
 
-        Raises InvalidApiKey or Forbidden.
+        `local` says that only this machine reaches who asks. Raises InvalidApiKey or Forbidden.
         """
         gate = self._ingress.gate
+        if gate.keyless and not local:
+            raise Forbidden("Without keys this machine's own clients are served only.")
         if not gate.keyless and all(name != b"authorization" for name, _ in headers):
             return None
         return gate.identify(headers).tenant
@@ -88,7 +90,8 @@ async def _identify(desk: Desk, asked: Identify) -> str | None:
     if asked.key is not None:
         return await desk.identify_key(asked.key)
     return await desk.identify(
-        [(name.encode("latin-1"), value.encode("latin-1")) for name, value in asked.headers]
+        [(name.encode("latin-1"), value.encode("latin-1")) for name, value in asked.headers],
+        local=asked.local,
     )
 
 

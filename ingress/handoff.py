@@ -1,7 +1,9 @@
 """How one POST gets its stream. A handoff is chosen at start; routes know this protocol alone.
 
-`inline`: the streamer is in this process. `redirect` and `accel` hand the client to a streamer
-elsewhere.
+`inline`: the streamer is in this process. `redirect`: 303 to a streamer elsewhere. `accel` would be
+a `Handoff` that chooses as `redirect` does and answers with the path of the same ticket in
+`X-Accel-Redirect`: nginx then fetches it by GET on the same client connection, keeping few of the
+answer's headers, so the streamer sets all that a client reads.
 """
 
 from collections.abc import Mapping
@@ -36,6 +38,9 @@ class Expected(Protocol):
 class Handoff(Protocol):
     """Chooses the streamer of a request."""
 
-    def expect(self, *, tenant: str, request: str, deadline_s: float) -> Expected:
-        """Have a streamer expect the reply. Raises a Refusal when none can."""
+    def expect(self, *, tenant: str, request: str, deadline_s: float, keep: bool) -> Expected:
+        """Have a streamer expect the reply. Raises a Refusal when none can.
+
+        `keep`: the request runs on when its last reader leaves.
+        """
         ...

@@ -47,10 +47,15 @@ _REFUSALS: Final[dict[str, type[Refusal]]] = {
 
 
 class Identify(msgspec.Struct, frozen=True):
-    """Whose are these headers (name and value, as on the wire), or whose is this key?"""
+    """Whose are these headers (name and value, as on the wire), or whose is this key?
+
+    `local` says that only this machine reaches the node that asks: without keys, no other is
+    served, and its clients could write any Host header.
+    """
 
     headers: tuple[tuple[str, str], ...] = ()
     key: str | None = None
+    local: bool = True
 
 
 class Admit(msgspec.Struct, frozen=True):

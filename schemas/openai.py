@@ -31,9 +31,10 @@ Bias = dict[str, Annotated[float, Meta(ge=-100, le=100)]]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """How a stream is sent."""
+    """How a stream is sent. `include_event_ids` is ours: some clients take `data:` lines only."""
 
     include_usage: bool | None = None
+    include_event_ids: bool | None = None
 
 
 class ContentPart(msgspec.Struct, frozen=True):
@@ -72,7 +73,13 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     session_id: str | None = None
     prompt_cache_key: str | None = None
+    on_disconnect: Literal["cancel", "continue"] | None = None
     sim: SimHook | None = None
+
+    @property
+    def keep(self) -> bool:
+        """Whether the request runs on when its last reader leaves."""
+        return self.on_disconnect == "continue"
 
     @property
     def session(self) -> str | None:

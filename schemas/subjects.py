@@ -7,6 +7,7 @@ themselves, every other byte of its UTF-8 form is `=XX`.
 
 import re
 import secrets
+import time
 from typing import Final, Literal, NamedTuple, get_args
 
 import msgspec
@@ -49,14 +50,21 @@ def unescape(token: str) -> str:
     return name
 
 
-def new_request_id() -> str:
-    """Return a fresh request id: 128 random bits, unguessable, valid as a subject token."""
-    return f"req_{secrets.token_hex(16)}"
+def new_request_id(*, now_s: float | None = None) -> str:
+    """Return a fresh request id, valid as a subject token: the second it was made in and 96 random
+    bits, so that it cannot be guessed and an old one can be told from one that never was."""
+    seconds = int(time.time() if now_s is None else now_s)
+    return f"req_{seconds & 0xFFFFFFFF:08x}{secrets.token_hex(12)}"
 
 
 def is_request_id(text: str) -> bool:
     """Tell whether `text` has the form of an id that `new_request_id` makes."""
     return _REQUEST_ID.fullmatch(text) is not None
+
+
+def made_s(request: str) -> int:
+    """Return when a request id was made, in seconds since the epoch."""
+    return int(request.removeprefix("req_")[:8], 16)
 
 
 class RequestSubject(NamedTuple):
@@ -133,9 +141,14 @@ def replies_of(streamer: str) -> str:
     return f"replies.{escape(streamer)}.>"
 
 
-def replies_to(request: str) -> str:
-    """Return the filter of one request's reply, whoever relays it."""
-    return f"replies.*.*.{request}"
+def replies_to(request: str, *, tenant: str | None = None) -> str:
+    """Return the filter of one request's reply, whichever streamer relays it."""
+    return f"replies.*.{'*' if tenant is None else escape(tenant)}.{request}"
+
+
+def readers_of(*, tenant: str, request: str) -> str:
+    """Return the subject on which further readers of a reply say that they are there."""
+    return f"readers.{escape(tenant)}.{request}"
 
 
 def requests_of(
@@ -178,6 +191,11 @@ CANCEL_SIGNALS: Final = "cancels.>"
 def worker_holds(worker: str) -> str:
     """Return the subject on which a worker answers whether it still holds a request."""
     return f"workers.{escape(worker)}.holds"
+
+
+def streamer_alive(streamer: str) -> str:
+    """Return the subject on which a streamer answers as long as it lives."""
+    return f"streamers.{escape(streamer)}.alive"
 
 
 def worker_loses(worker: str) -> str:

@@ -36,6 +36,8 @@ class Shape(NamedTuple):
     include_usage: bool
     choices: int
     logprobs: bool
+    keep: bool = False  # whether the request runs on when its last reader leaves
+    event_ids: bool = True
 
 
 class TopToken(NamedTuple):

@@ -3,40 +3,76 @@
 import asyncio
 import contextlib
 import logging
+import re
 import sys
 import time
 from dataclasses import dataclass
+from typing import Final
 
 from headrace import lifecycle, registry, topology
-from headrace.bus import BrokerAway, BrokerRefused, Bus
+from headrace.bus import BrokerAway, BrokerRefused, Bus, Message
 from headrace.http import serve
 from headrace.lifecycle import log_to_stdout, running_tasks, settle_memory
 from headrace.node import Stopped, admin_port, broker, unique
-from headrace.settings import ListenSettings, NodeSettings, PublicUrl, command
+from headrace.settings import (
+    BadSetting,
+    ListenSettings,
+    NodeSettings,
+    PublicUrl,
+    api_keys,
+    command,
+    guard_address,
+)
+from headrace.sockets import is_loopback, is_unspecified
 from headrace.telemetry import Readiness
 from headrace.ticket import load_tickets
 from schemas import subjects
 from schemas.model import StreamerEntry
 from streamer.admission import RemoteAdmission
-from streamer.app import application
+from streamer.app import Application
 from streamer.desk import Desk
 from streamer.mailbox import Mailbox
+from streamer.telemetry import desk_readings
 from streamer.telemetry import readings as streamer_readings
 from streamer.websocket import Sockets
 
 log = logging.getLogger(__name__)
 
+LINGER_S: Final = 0.5
+"""A client needs a round trip to follow its redirect; meanwhile nothing here knows of it."""
+LOOK_S: Final = 0.02
+_FOLLOWED: Final = re.compile(r"(https?://[^/?#\s]+)?(/[^/?#\s]+)*/?", re.ASCII)
+"""What a redirect may begin with: a URL, or a path on the origin that the client asked."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StreamerSettings(NodeSettings, ListenSettings):
-    """A streamer's settings."""
+    """A streamer's settings. Raises ValueError for a URL that no client could follow."""
 
     public_url: PublicUrl = None
+
+    def __post_init__(self) -> None:
+        url = self.public_url
+        if url is None:
+            if is_unspecified(self.host):
+                raise ValueError(
+                    f"clients cannot be sent to {self.host}: name --public-url, a URL or a path"
+                )
+        elif not _FOLLOWED.fullmatch(url):
+            raise ValueError(
+                f"--public-url {url!r} is neither http(s)://HOST… nor a path such as /streams/a"
+            )
 
 
 def run(settings: StreamerSettings) -> None:
     """Run a streamer: carry replies to the clients that an ingress sends here."""
     log_to_stdout(settings.name or "streamer")
+    guard_address(api_keys(settings.config), settings.host)
+    if settings.public_url is None and settings.host in ("0.0.0.0", "::"):  # noqa: S104
+        raise BadSetting(
+            f"clients are sent to this streamer, and {settings.host} is no address to send them"
+            " to: say --public-url"
+        )
     sys.exit(lifecycle.run(lambda stop: _main(settings, stop)))
 
 
@@ -63,9 +99,15 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
             return Readiness("draining")
         return Readiness("ready" if bus.connected else "starting", {"broker": bus.connected})
 
-    sockets = Sockets(mailbox, RemoteAdmission(bus))
+    sockets = Sockets(mailbox, RemoteAdmission(bus, local=is_loopback(settings.host)))
+
+    async def alive(message: Message) -> None:
+        with contextlib.suppress(BrokerAway):
+            await bus.publish(message.reply, b"")
+
     await mailbox.start()
-    app = application(mailbox, sockets, desk)
+    await bus.subscribe(subjects.streamer_alive(name), alive)
+    app = Application(bus, mailbox, sockets, desk)
     serving = await serve(app, host=settings.host, port=settings.port)
     public_url = (settings.public_url or serving.url).rstrip("/")
 
@@ -85,7 +127,7 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
             await desk.tick(now_s=time.time())
             await asyncio.sleep(topology.HEARTBEAT_S)
 
-    readings = streamer_readings(mailbox, sockets)
+    readings = [*streamer_readings(mailbox, sockets), *desk_readings(desk)]
     async with admin_port(settings, "streamer", readiness, readings), running_tasks() as tasks:
         tasks.start("replies", mailbox.tick_forever())
         tasks.start("heartbeat", beat())
@@ -94,10 +136,23 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
         draining = True
         await announce()
         sockets.drain()
-        await mailbox.drain(grace_s=settings.grace_s)
+        await _drain(mailbox, desk, grace_s=settings.grace_s)
         await serving.close()
+        await desk.close(now_s=time.time())
         with contextlib.suppress(BrokerAway, BrokerRefused):
             await registry.withdraw(bus, subjects.STREAMERS, name)
+
+
+async def _drain(mailbox: Mailbox, desk: Desk, *, grace_s: float) -> None:
+    """Let those come whose redirect is on its way, and all streams end, for at most `grace_s`."""
+    now_s = time.monotonic()
+    end_s, linger_s = now_s + grace_s, now_s + min(grace_s, LINGER_S)
+    # Two counts, looked at for seconds once in a process's life: an event each would cost more.
+    while (now_s := time.monotonic()) < linger_s or (  # noqa: ASYNC110
+        now_s < end_s and (desk.waiting or mailbox.open_count)
+    ):
+        await asyncio.sleep(LOOK_S)
+    await mailbox.drain(grace_s=0.0)
 
 
 if __name__ == "__main__":

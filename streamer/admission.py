@@ -53,8 +53,10 @@ class Admission(Protocol):
 class RemoteAdmission:
     """Asks any ingress, through NATS. An `Admission`."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, *, local: bool) -> None:
+        """`local` says that only this machine reaches this streamer."""
         self._bus = bus
+        self._local = local
 
     async def identify(self, headers: RawHeaders) -> str | None:
         """As `Admission.identify`."""
@@ -63,7 +65,8 @@ class RemoteAdmission:
             for name, value in headers
             if name in _HEADERS
         )
-        return (await self._ask(admit.IDENTIFY, Identify(shown), IDENTIFY_TIMEOUT_S)).tenant
+        question = Identify(shown, local=self._local)
+        return (await self._ask(admit.IDENTIFY, question, IDENTIFY_TIMEOUT_S)).tenant
 
     async def identify_key(self, key: str) -> str:
         """As `Admission.identify_key`."""

@@ -2,22 +2,32 @@
 
 import time
 from collections.abc import Sequence
+from typing import Final
 
 from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headrace.answers import EXCEPTION_HANDLERS
+from headrace.answers import EXCEPTION_HANDLERS, refused
+from headrace.bus import Bus
+from headrace.requests import cancel_route
+from schemas.errors import MethodNotAllowed, Refusal
 from streamer.desk import Desk
 from streamer.mailbox import Mailbox
 from streamer.relay import Relay
+from streamer.resume import Resume
 from streamer.websocket import Sockets
 
+REPLIES_PATH: Final = "/v1/replies/"
 
-def websocket_routes(sockets: Sockets) -> list[BaseRoute]:
-    """Return the routes on which WebSockets are served: the paths of the POSTs."""
+
+def client_routes(bus: Bus, mailbox: Mailbox, sockets: Sockets) -> list[BaseRoute]:
+    """Return the routes of every streamer: WebSockets at the paths of the POSTs, resume, cancel."""
+    identify = sockets.admission.identify
+    resume = Resume(bus, mailbox, identify)
     return [
+        Route("/v1/streams/{request}", resume.handle, methods=["GET"]),
+        cancel_route(bus, identify),
         WebSocketRoute("/v1/chat/completions", Plain(sockets.endpoint(chat=True))),
         WebSocketRoute("/v1/completions", Plain(sockets.endpoint(chat=False))),
     ]
@@ -33,25 +43,64 @@ class Plain:
         await self._app(scope, receive, send)
 
 
-def application(
-    mailbox: Mailbox, sockets: Sockets, desk: Desk, extra: Sequence[BaseRoute] = ()
-) -> Starlette:
-    """Return the ASGI application of a streamer; `extra` routes are the node's own."""
+class Replies:
+    """`GET /v1/replies/<ticket>`, as an ASGI application.
 
-    async def reply(request: Request) -> Relay:
-        ticket = desk.claim(request.path_params["ticket"], now_s=time.time())
-        reply = mailbox.open(
-            tenant=ticket.tenant, request=ticket.request, deadline_s=ticket.deadline_s
+    HEAD is refused: a look at the link must not use the ticket up.
+    """
+
+    def __init__(self, mailbox: Mailbox, desk: Desk) -> None:
+        self._mailbox = mailbox
+        self._desk = desk
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer: ASGIApp
+        if scope["method"] == "GET":
+            try:
+                answer = self._relay(scope["path"].removeprefix(REPLIES_PATH))
+            except Refusal as refusal:
+                answer = refused(refusal)
+        else:
+            answer = not_allowed = refused(MethodNotAllowed("A reply can be read by GET only."))
+            not_allowed.headers["allow"] = "GET"
+        await answer(scope, receive, send)
+
+    def _relay(self, text: str) -> Relay:
+        claim = self._desk.claim(text, now_s=time.time())
+        ticket = claim.ticket
+        reply = self._mailbox.open(
+            tenant=ticket.tenant,
+            request=ticket.request,
+            deadline_s=ticket.deadline_s,
+            keep=ticket.keep,
         )
-        reply.look_at_log()  # what came before its client did
+        reply.begun_without(claim.heard_seq)
         headers = {"x-request-id": ticket.request}
-        return Relay(mailbox, reply, stream=ticket.stream, headers=headers)
+        return Relay(self._mailbox, reply, stream=ticket.stream, headers=headers)
 
-    return Starlette(
-        routes=[
-            Route("/v1/replies/{ticket}", reply, methods=["GET"]),
-            *websocket_routes(sockets),
-            *extra,
-        ],
-        exception_handlers=EXCEPTION_HANDLERS,
-    )
+
+class Application:
+    """The ASGI application of a streamer; `extra` routes are the node's own.
+
+    Replies go straight to their handler: Starlette would wrap each token's `send` three times.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        mailbox: Mailbox,
+        sockets: Sockets,
+        desk: Desk,
+        extra: Sequence[BaseRoute] = (),
+    ) -> None:
+        self._replies = Replies(mailbox, desk)
+        self._rest = Starlette(
+            routes=[*client_routes(bus, mailbox, sockets), *extra],
+            exception_handlers=EXCEPTION_HANDLERS,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(REPLIES_PATH):
+            await self._replies(scope, receive, send)
+        else:
+            await self._rest(scope, receive, send)

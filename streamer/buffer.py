@@ -14,8 +14,7 @@ from headrace import journal
 from headrace.bus import BrokerAway, BrokerRefused, Bus
 from schemas import subjects
 from schemas.errors import DeadlineExceeded, Refusal, StreamInterrupted
-from schemas.subjects import ReplySubject
-from schemas.wire import BadFrame, Failed, Finished, Piece, Tokens, decode_frame
+from schemas.wire import BadFrame, Failed, Finished, Keepalive, Piece, Tokens, decode_frame
 from streamer.reply import Event, Reply, Shown
 
 log = logging.getLogger(__name__)
@@ -36,13 +35,18 @@ class OpenReply:
     def __init__(
         self,
         bus: Bus,
-        subject: ReplySubject,
         *,
+        tenant: str,
+        request: str,
+        log_subject: str,
         deadline_s: float,
         now_s: float,
+        keep: bool = False,
         buffer_bytes_max: int = BUFFER_BYTES_MAX,
     ) -> None:
-        self.subject = subject
+        self.tenant = tenant
+        self.request = request
+        self.log_subject = log_subject
         self.deadline_s = deadline_s
         self.reply = Reply()
         self.refusal: Refusal | None = None
@@ -50,11 +54,13 @@ class OpenReply:
         self.comment_due = False
         self.tokens = 0
         self._bus = bus
+        self._kept = keep
         self._bytes_max = buffer_bytes_max
         self._pending: list[Event] = []
         self._pending_bytes = 0
         self._behind = False
         self._log_due = False
+        self._log_failed = False
         self._log_seq = 0
         self._waiter: asyncio.Future[None] | None = None
         self._heard_s = now_s
@@ -65,6 +71,12 @@ class OpenReply:
         self._rest: Awaitable[None] | None = None
         self.write_now: Callable[[Sequence[Event]], Awaitable[None] | None] | None = None
         self.writer: asyncio.Task[None] | None = None
+
+    @property
+    def kept(self) -> bool:
+        """Whether the request runs on when its last reader leaves."""
+        shape = self.reply.shape
+        return self._kept if shape is None else shape.keep
 
     def frame(self, data: bytes) -> None:
         """Take a frame as it came from the broker."""
@@ -85,7 +97,7 @@ class OpenReply:
         try:
             return self.reply.take(decode_frame(data), stored_seq=stored_seq)
         except BadFrame as error:
-            log.warning("a frame of %s that we cannot read: %s", self.subject.request, error)
+            log.warning("a frame of %s that we cannot read: %s", self.request, error)
             return ()
 
     def _keep(self, events: Sequence[Event], size: int) -> None:
@@ -137,14 +149,19 @@ class OpenReply:
             finally:
                 self._waiter = None
 
+    async def load(self) -> None:
+        """Read what the log holds already, before anybody waits for it."""
+        await self._read_log()
+
     async def _read_log(self) -> None:
-        self._log_due = self._behind = False
+        self._log_due = self._behind = self._log_failed = False
         try:
             entries = await journal.read(
-                self._bus, subjects.REPLIES, str(self.subject), after_seq=self._log_seq
+                self._bus, subjects.REPLIES, self.log_subject, after_seq=self._log_seq
             )
         except (BrokerAway, BrokerRefused) as error:
-            log.info("the log of %s cannot be read now: %s", self.subject.request, error)
+            log.info("the log of %s cannot be read now: %s", self.request, error)
+            self._log_failed = True
             return
         for entry in entries:
             self._keep(self._read(entry.data, stored_seq=entry.seq), len(entry.data))
@@ -194,6 +211,12 @@ class OpenReply:
         self._log_due = True
         self._wake()
 
+    def begun_without(self, last_seq: int) -> None:
+        """Note that the reply was heard up to here before it was opened: all that is in the log, or
+        will be in a moment, since the broker may tell us of a frame before it has stored it."""
+        self.reply.take(Keepalive(0, last_seq))
+        self.look_at_log()
+
     def tick(self, *, now_s: float, wall_s: float) -> None:
         """Notice silence, holes, stalls and the deadline; called a few times a second."""
         self._heard_s = self._heard_s or now_s
@@ -210,6 +233,8 @@ class OpenReply:
         self._tick_log(now_s)
 
     def _tick_log(self, now_s: float) -> None:
+        if self._log_failed and self._bus.connected:
+            self.look_at_log()
         if not self.reply.missing and (self.reply.started or not self._pending):
             self._hole_s = None
             if now_s - self._heard_s > QUIET_READ_S:

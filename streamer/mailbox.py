@@ -12,7 +12,8 @@ from typing import Final
 
 import msgspec
 
-from headrace.bus import BrokerAway, BrokerRefused, Bus, Message
+from headrace import topology
+from headrace.bus import BrokerAway, BrokerRefused, Bus, Message, Subscription
 from headrace.cancel import cancel
 from schemas import subjects
 from schemas.errors import StreamInterrupted
@@ -23,6 +24,7 @@ from streamer.buffer import BUFFER_BYTES_MAX, OpenReply
 log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.25
+READERS_S: Final = 0.2
 
 
 class Mailbox:
@@ -34,13 +36,17 @@ class Mailbox:
         self.tokens = 0
         self._bus = bus
         self._open: dict[str, OpenReply] = {}
+        self._attached: dict[OpenReply, list[Subscription]] = {}
         self.unexpected: Callable[[Message], None] = lambda message: None
         self._empty = asyncio.Event()
 
     @property
     def open_count(self) -> int:
         """How many replies have a client."""
-        return len(self._open)
+        return len(self._open) + len(self._attached)
+
+    def _all(self) -> list[OpenReply]:
+        return [*self._open.values(), *self._attached]
 
     async def start(self) -> None:
         """Begin to listen. Raises BrokerAway."""
@@ -63,7 +69,7 @@ class Mailbox:
         await self._bus.publish(message.reply, answer)
 
     async def _reconnected(self) -> None:
-        for reply in list(self._open.values()):
+        for reply in self._all():
             reply.look_at_log()
 
     def open(
@@ -72,49 +78,102 @@ class Mailbox:
         tenant: str,
         request: str,
         deadline_s: float,
+        keep: bool = False,
         buffer_bytes_max: int = BUFFER_BYTES_MAX,
     ) -> OpenReply:
         """Expect a reply; called before its request is published, so no frame is missed."""
-        subject = ReplySubject(self.streamer, tenant, request)
         reply = OpenReply(
             self._bus,
-            subject,
+            tenant=tenant,
+            request=request,
+            log_subject=str(ReplySubject(self.streamer, tenant, request)),
             deadline_s=deadline_s,
             now_s=time.monotonic(),
+            keep=keep,
             buffer_bytes_max=buffer_bytes_max,
         )
         self._open[request] = reply
         self.opened += 1
         return reply
 
+    async def attach(self, *, tenant: str, request: str) -> OpenReply:
+        """Read a reply that this or another streamer relays, from its beginning in the log on.
+
+        Raises BrokerAway.
+        """
+        reply = OpenReply(
+            self._bus,
+            tenant=tenant,
+            request=request,
+            log_subject=subjects.replies_to(request, tenant=tenant),
+            deadline_s=subjects.made_s(request) + topology.DEADLINE_S_MAX,
+            now_s=time.monotonic(),
+        )
+
+        async def frame(message: Message) -> None:
+            reply.frame(message.data)
+
+        async def here(message: Message) -> None:
+            await self._bus.publish(message.reply, b"here")
+
+        self._attached[reply] = [
+            await self._bus.subscribe(reply.log_subject, frame),
+            await self._bus.subscribe(subjects.readers_of(tenant=tenant, request=request), here),
+        ]
+        self.opened += 1
+        return reply
+
+    async def detach(self, reply: OpenReply) -> None:
+        """Read an attached reply no more."""
+        subscriptions = self._attached.pop(reply, ())
+        self._closed(reply)
+        for subscription in subscriptions:
+            await subscription.unsubscribe()
+
     def close(self, reply: OpenReply) -> None:
         """Forget a reply."""
-        if self._open.pop(reply.subject.request, None) is not None:
-            self.tokens += reply.tokens
-            if not self._open:
-                self._empty.set()
+        if self._open.pop(reply.request, None) is not None:
+            self._closed(reply)
+
+    def _closed(self, reply: OpenReply) -> None:
+        self.tokens += reply.tokens
+        if not self.open_count:
+            self._empty.set()
 
     async def finish(self, reply: OpenReply) -> None:
-        """Forget a reply; cancel its request if the client left or was refused before the end."""
-        self.close(reply)
+        """Forget a reply; cancel its request if its last reader left, or was refused, before the
+        end."""
+        if reply in self._attached:
+            await self.detach(reply)
+        else:
+            self.close(reply)
         if reply.reply.ended or isinstance(reply.refusal, StreamInterrupted):
             return
-        tenant, request = reply.subject.tenant, reply.subject.request
+        if reply.left and (reply.kept or await self._is_read(reply)):
+            return
         try:
-            await cancel(self._bus, tenant=tenant, request=request)
+            await cancel(self._bus, tenant=reply.tenant, request=reply.request)
         except (BrokerAway, BrokerRefused) as error:
             # The request's time to live in the queue, and its deadline, end it all the same.
-            log.warning("%s could not be cancelled: %s", request, error)
+            log.warning("%s could not be cancelled: %s", reply.request, error)
+
+    async def _is_read(self, reply: OpenReply) -> bool:
+        """Ask whether somebody else reads this reply: a client that came back, most of all."""
+        subject = subjects.readers_of(tenant=reply.tenant, request=reply.request)
+        try:
+            await self._bus.request(subject, b"", timeout_s=READERS_S)
+        except BrokerAway:
+            return False
+        return True
 
     async def drain(self, *, grace_s: float) -> None:
         """Let open replies end for `grace_s`; end the rest with an error that can be resumed."""
-        self._empty.clear()
-        if not self._open:
-            return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                await self._empty.wait()
-        for reply in list(self._open.values()):
+                while self.open_count:  # another may have come since the last one ended
+                    self._empty.clear()
+                    await self._empty.wait()
+        for reply in self._all():
             reply.refuse(StreamInterrupted("This node is stopping; resume the stream elsewhere."))
 
     async def tick_forever(self) -> None:
@@ -122,5 +181,5 @@ class Mailbox:
         while True:
             await asyncio.sleep(TICK_S)
             now_s, wall_s = time.monotonic(), time.time()
-            for reply in list(self._open.values()):
+            for reply in self._all():
                 reply.tick(now_s=now_s, wall_s=wall_s)

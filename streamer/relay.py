@@ -36,10 +36,13 @@ class Relay:
         *,
         stream: bool,
         headers: Mapping[str, str],
+        after: int = -1,
     ) -> None:
+        """`after` is the id of the last event that the client of a resumed stream has."""
         self._mailbox = mailbox
         self._reply = reply
         self._stream = stream
+        self._after = after
         self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,7 +55,7 @@ class Relay:
             else:
                 await self._send_object(send)
         except asyncio.CancelledError:
-            log.warning("%s: the connection was cut", reply.subject.request)
+            log.warning("%s: the connection was cut", reply.request)
             reply.left = True
             raise
         finally:
@@ -87,7 +90,8 @@ class Relay:
     def _lines(self) -> EventLines:
         shape = self._reply.reply.shape
         assert shape is not None  # events are handed over only when it is known
-        return EventLines(Chunks(self._reply.subject.request, shape))
+        chunks = Chunks(self._reply.request, shape)
+        return EventLines(chunks, after=self._after, ids=shape.event_ids)
 
     async def _send_object(self, send: Send) -> None:
         reply = self._reply
@@ -97,7 +101,7 @@ class Relay:
             if events and collected is None:
                 shape = reply.reply.shape
                 assert shape is not None
-                collected = Collected(reply.subject.request, shape)
+                collected = Collected(reply.request, shape)
             for event in events:
                 assert collected is not None
                 match event:
@@ -123,7 +127,7 @@ class Relay:
         try:
             content = msgspec.json.encode(body)
         except (msgspec.MsgspecError, TypeError):
-            log.exception("%s: an answer that is no JSON", self._reply.subject.request)
+            log.exception("%s: an answer that is no JSON", self._reply.request)
             status, content = 500, msgspec.json.encode(InternalError("Bad answer.").body())
         self._headers.append((b"content-length", str(len(content)).encode()))
         await self._send_head(send, status, "application/json")

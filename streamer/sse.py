@@ -1,7 +1,9 @@
 """Events of a reply as server-sent events (WHATWG HTML, section 9.2).
 
 One event per token, `id` the seq of its last token, so that `Last-Event-ID` says where to go on.
-An error event has no id and nothing follows it; `[DONE]` ends every other stream.
+An error event has no id and nothing follows it; `[DONE]` ends every other stream. A request may ask
+for events without ids (`stream_options.include_event_ids`): some clients read `data:` lines alone,
+and fail at any other field.
 """
 
 from collections.abc import Sequence
@@ -21,10 +23,12 @@ DONE: Final = b"data: [DONE]\n\n"
 
 
 class EventLines:
-    """Renders the events of one stream."""
+    """Renders the events of one stream; of a resumed one, those after the event id `after`."""
 
-    def __init__(self, chunks: Chunks) -> None:
+    def __init__(self, chunks: Chunks, *, after: int = -1, ids: bool = True) -> None:
         self._chunks = chunks
+        self._after = after
+        self._ids = ids
 
     def render(self, events: Sequence[Event]) -> bytes:
         """Return the bytes of some events, all of them in one write."""
@@ -36,17 +40,21 @@ class EventLines:
                 case Shown(seq, piece):
                     lines.append(self._token(seq, piece))
                 case Complete(seq, reasons, usage):
-                    lines.append(b"id: %d\ndata: %b\n\n" % (seq, self._chunks.finish(reasons)))
-                    if (chunk := self._chunks.usage(usage)) is not None:
-                        lines.append(b"id: %d\ndata: %b\n\n" % (seq + 1, chunk))
+                    lines.append(self._event(seq, self._chunks.finish(reasons)))
+                    lines.append(self._event(seq + 1, self._chunks.usage(usage)))
                     lines.append(DONE)
                 case Broken(code, message):
                     lines.append(error_event(refusal_of(code, message)))
         return b"".join(lines)
 
     def _token(self, seq: int, piece: Piece) -> bytes:
-        chunk = self._chunks.piece(piece)
-        return b"" if chunk is None else b"id: %d\ndata: %b\n\n" % (seq, chunk)
+        # Rendered even where it is not sent: the first token of a choice carries its role.
+        return self._event(seq, self._chunks.piece(piece))
+
+    def _event(self, seq: int, chunk: bytes | None) -> bytes:
+        if chunk is None or seq <= self._after:
+            return b""
+        return b"id: %d\ndata: %b\n\n" % (seq, chunk) if self._ids else b"data: %b\n\n" % chunk
 
 
 def error_event(refusal: Refusal) -> bytes:

@@ -1,6 +1,7 @@
 """The numbers of a streamer."""
 
 from headrace.telemetry import Reading
+from streamer.desk import Desk
 from streamer.mailbox import Mailbox
 from streamer.websocket import Sockets
 
@@ -13,3 +14,9 @@ def readings(mailbox: Mailbox, sockets: Sockets) -> list[Reading]:
         Reading("websockets", "WebSocket connections.", lambda: sockets.open_count),
         Reading("reply_events", "Events sent.", lambda: mailbox.tokens, "counter"),
     ]
+
+
+def desk_readings(desk: Desk) -> list[Reading]:
+    """Return what /metrics shows of redirects; a gateway has none."""
+    what = "Replies that have begun and whose client has not come yet."
+    return [Reading("replies_waiting", what, lambda: desk.waiting)]

@@ -22,6 +22,7 @@ def test_ready_is_200_and_anything_else_503_with_the_state_and_the_detail() -> N
     state = Readiness("draining")
     assert client.get("/readyz").status_code == 503
     assert client.get("/healthz").json() == {"status": "ok"}
+    assert client.get("/health").json() == {"status": "ok"}
 
 
 def test_numbers_are_read_when_they_are_scraped() -> None:

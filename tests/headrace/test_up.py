@@ -6,6 +6,7 @@ about `up` alone.
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from headrace import broker, registry
@@ -64,8 +66,8 @@ raise SystemExit(lifecycle.run(main))
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
-    """An environment in which `-m gateway` and `-m workers` are the stand-ins."""
-    for package in ("gateway", "workers"):
+    """An environment in which `-m gateway` and the other tiers are the stand-ins."""
+    for package in ("gateway", "ingress", "streamer", "workers"):
         folder = tmp_path / "stand-ins" / package
         folder.mkdir(parents=True)
         (folder / "__init__.py").write_text("")
@@ -212,6 +214,68 @@ def test_every_process_is_brought_back_and_the_port_of_nats_stays(
                 await bus.api("INFO")
 
     asyncio.run(scenario())
+
+
+def _flags(pid: int) -> dict[str, str]:
+    """Return the flags that a process was started with, but for those of its admin port."""
+    command = psutil.Process(pid).cmdline()
+    pairs = dict(itertools.pairwise(command))
+    return {name: pairs[name] for name in ("--host", "--port", "--public-url") if name in pairs}
+
+
+def test_split_runs_ingress_and_streamers_that_come_back_where_they_were(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    async def scenario() -> None:
+        async with up(tmp_path, environ, "--split", "--ingress", 2, "--streamers", 2) as system:
+            await until(lambda: all(map(system.ready, system.ps())))
+            before = system.ps()
+            tiers = [(name, process["tier"]) for name, process in before.items()]
+            assert tiers == [
+                ("nats", "nats"),
+                *((f"streamer-{number}", "streamer") for number in (1, 2)),
+                *((f"ingress-{number}", "ingress") for number in (1, 2)),
+                ("worker-1", "worker"),
+            ]
+            listed = await asyncio.to_thread(
+                run, environ, tmp_path, "ps", "--json", "--data-dir", system.data_dir
+            )
+            told = json.loads(listed.stdout)
+            endpoints, streamers = told["endpoints"], told["streamers"]
+            assert (len(endpoints), len(streamers)) == (2, 2)
+            assert len({*endpoints, *streamers}) == 4
+            assert told["endpoint"] == endpoints[0]
+            said = [line for line in system.lines if line.startswith("endpoint: ")]
+            assert said == [f"endpoint: {url}" for url in endpoints]
+            said = [line for line in system.lines if line.startswith("WebSocket: ")]
+            assert [line.replace("WebSocket: ws", "http") for line in said] == [
+                f"{url}/v1/chat/completions" for url in streamers
+            ]
+            for number, url in enumerate(streamers, start=1):
+                flags = _flags(before[f"streamer-{number}"]["pid"])
+                assert flags["--public-url"] == url == f"http://127.0.0.1:{flags['--port']}"
+            for name in ("streamer-1", "ingress-2"):
+                pid = before[name]["pid"]
+                flags = _flags(pid)
+                os.kill(pid, signal.SIGKILL)
+                await until(lambda name=name, pid=pid: system.ps()[name]["pid"] != pid)  # type: ignore[misc]
+                assert _flags(system.ps()[name]["pid"]) == flags
+                await until(lambda name=name: system.ready(name))  # type: ignore[misc]
+        drained = [line.removesuffix(" drains") for line in system.lines if "drains" in line]
+        assert [name.rpartition("-")[0] for name in drained] == [
+            "ingress", "ingress", "streamer", "streamer", "worker",
+        ]  # fmt: skip
+
+    asyncio.run(scenario())
+
+
+def test_more_doors_without_split_are_refused_before_anything_starts(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    found = run(environ, tmp_path, "up", "--ingress", 2)
+    assert found.returncode == 1
+    assert "--split" in found.stderr
+    assert not (tmp_path / ".headrace").exists()
 
 
 def test_a_second_signal_ends_all_at_once(tmp_path: Path, environ: dict[str, str]) -> None:

@@ -1,7 +1,10 @@
 """How the acceptance tests ask: bodies, whole streams, and what they said."""
 
+import asyncio
+import json
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -69,6 +72,35 @@ def collect(client: httpx.Client, body: dict[str, Any], path: str = CHAT) -> dic
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
+
+
+async def stream_raw(url: str, body: dict[str, Any], path: str = CHAT) -> bytes:
+    """Ask for a stream and return its bytes, as a client that costs little: for many at once."""
+    content = json.dumps(body | {"stream": True}).encode()
+    head, rest = await _exchange("POST", url + path, content)
+    if head.startswith(b"HTTP/1.1 303"):
+        [location] = [line for line in head.split(b"\r\n") if line.lower().startswith(b"location")]
+        head, rest = await _exchange("GET", location.split(b": ", 1)[1].decode(), b"")
+    assert head.startswith(b"HTTP/1.1 200"), (head, rest)
+    raw = b""
+    while rest:  # chunks: RFC 9112, section 7.1
+        size, rest = rest.split(b"\r\n", 1)
+        raw, rest = raw + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+    return raw
+
+
+async def _exchange(method: str, url: str, content: bytes) -> tuple[bytes, bytes]:
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    try:
+        head = f"{method} {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
+        writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        async with asyncio.timeout(60):
+            answer = await reader.read(-1)
+    finally:
+        writer.close()
+    head_bytes, _, rest = answer.partition(b"\r\n\r\n")
+    return head_bytes, rest
 
 
 def refusal(answer: httpx.Response) -> dict[str, Any]:

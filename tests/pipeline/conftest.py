@@ -1,16 +1,21 @@
-"""The whole path as real processes: nats-server, a gateway, two workers, and a worker of one slot.
+"""The whole path as real processes, in both of its forms; every test runs in both.
 
-Started once for all tests of this folder. Models: `sim` with two workers, `tiny` with one slot.
+`gateway`: nats-server, a gateway, two workers, and a worker of one slot. `split`: two ingress, two
+streamers behind redirects, three workers, and the one of one slot. Each is started once for all
+tests of this folder. Models: `sim` with two or three workers, `tiny` with one slot.
 """
 
 import asyncio
+import itertools
+import json
 import re
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
@@ -21,19 +26,61 @@ from tests.servers import NatsServer, Process, free_port, node, wait_for, wait_r
 
 GAUGES = re.compile(r"_(inflight|waiting|running|open|reserved)$")
 REST_S_MAX = 3.0
+REDIRECT_S = 6.0
+"""Who leaves between a redirect and its target is noticed 5 s after the request began."""
+
+Mode = Literal["gateway", "split"]
+
+GATEWAY_ONLY = {
+    "test_gateway_and_one_worker_take_at_most_250_mb_at_rest": "the bound is a gateway's",
+    "test_a_gateway_told_to_stop_ends_its_streams_and_refuses_new_ones": (
+        "who refuses and who streams are two processes: test_redirects stops each"
+    ),
+    "test_a_gateway_past_its_grace_ends_streams_with_an_error_that_says_so": (
+        "streams end at a streamer: test_redirects stops one past its grace"
+    ),
+}
+"""Tests of what exists in a gateway only, and why."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [item for item in items if _is_left_out(item)]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    if callspec is None or callspec.params.get("mode") != "split":
+        return False
+    return getattr(item, "originalname", "") in GATEWAY_ONLY
+
+
+@pytest.fixture(scope="session", params=["gateway", "split"])
+def mode(request: pytest.FixtureRequest) -> Mode:
+    """Which form of the system a test sees."""
+    found: Mode = request.param
+    return found
+
+
+def page(url: str) -> str:
+    """Return what a GET is answered with."""
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return str(answer.read().decode())
 
 
 @dataclass(frozen=True)
 class Node:
-    """A process of ours and its admin page."""
+    """A process of ours, its admin page, and where it serves clients if it does."""
 
     name: str
     process: Process
     admin_url: str
+    url: str = ""
 
     def metrics(self) -> dict[str, float]:
         """Return the numbers of ours that /metrics shows."""
-        text = httpx.get(f"{self.admin_url}/metrics").text
+        text = page(f"{self.admin_url}/metrics")
         pairs = [line.split() for line in text.splitlines() if line.startswith("headrace_")]
         return {name: float(value) for name, value in pairs}
 
@@ -46,25 +93,57 @@ class Node:
 class System:
     """Everything that runs."""
 
-    url: str
+    mode: Mode
     nats_url: str
-    gateway: Node
+    doors: tuple[Node, ...]
+    streamers: tuple[Node, ...]
     workers: tuple[Node, ...]
     tiny: Node
+    _turns: Iterator[Node] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_turns", itertools.cycle(self.doors))
+
+    @property
+    def url(self) -> str:
+        """Where requests are sent: the doors in turn."""
+        return next(self._turns).url
+
+    @property
+    def front(self) -> tuple[Node, ...]:
+        """Everything that clients speak to."""
+        return (*self.doors, *self.streamers)
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        return (self.gateway, *self.workers, self.tiny)
+        return (*self.front, *self.workers, self.tiny)
+
+    @property
+    def door(self) -> str:
+        """The package whose process takes requests."""
+        return "gateway" if self.mode == "gateway" else "ingress"
 
     def client(self) -> httpx.Client:
-        """Return an HTTP client whose reads are bounded."""
-        return httpx.Client(base_url=self.url, timeout=30)
+        """Return an HTTP client that follows redirects and whose reads are bounded."""
+        # Without TLS to check: reading the CA files takes longer than most of the tests.
+        return httpx.Client(base_url=self.url, timeout=30, follow_redirects=True, verify=False)
+
+    def async_client(self, *, timeout_s: float = 30) -> httpx.AsyncClient:
+        """Return the same for many requests at once."""
+        limits = httpx.Limits(max_connections=None)
+        return httpx.AsyncClient(
+            base_url=self.url, timeout=timeout_s, limits=limits, follow_redirects=True, verify=False
+        )
+
+    def knows(self, model: str) -> bool:
+        """Tell whether every door lists a model."""
+        return all(model in models_at(door.url) for door in self.doors)
 
     def ledger(self, request: str) -> dict[str, int]:
         """Return what all engines together did for a request."""
         found = {"starts": 0, "aborts": 0, "tokens": 0}
         for worker in (*self.workers, self.tiny):
-            entry = httpx.get(f"{worker.admin_url}/sim/requests").json().get(request, {})
+            entry = json.loads(page(f"{worker.admin_url}/sim/requests")).get(request, {})
             found = {name: count + entry.get(name, 0) for name, count in found.items()}
         return found
 
@@ -80,6 +159,11 @@ class System:
     def queued(self) -> int:
         """Return how many requests are in REQUESTS."""
         return int(self.api("STREAM.INFO.REQUESTS")["state"]["messages"])
+
+    @property
+    def leaves_within_s(self) -> float:
+        """How long it takes until it is noticed that a client has left, at whatever moment."""
+        return REST_S_MAX + (REDIRECT_S if self.mode == "split" else 0.0)
 
     def wait_at_rest(self, *, within_s: float = REST_S_MAX) -> None:
         """Wait until every gauge of load is 0 and the queue is empty."""
@@ -112,8 +196,29 @@ def worker(name: str, nats_url: str, folder: Path, *args: str) -> Node:
     return Node(name, process, f"http://127.0.0.1:{port}")
 
 
+def front(
+    module: str,
+    nats_url: str,
+    folder: Path,
+    *args: str,
+    name: str | None = None,
+    env: dict[str, str] | None = None,
+) -> Node:
+    """Start a gateway, an ingress or a streamer on a free port."""
+    port, admin_port = free_port(), free_port()
+    name = name or module
+    process = node(
+        module,
+        *("--nats-url", nats_url, "--name", name),
+        *("--port", str(port), "--admin-port", str(admin_port), *args),
+        log=folder / f"{name}.log",
+        env=env,
+    )
+    return Node(name, process, f"http://127.0.0.1:{admin_port}", f"http://127.0.0.1:{port}")
+
+
 @pytest.fixture(scope="session")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+def system(mode: Mode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     folder = tmp_path_factory.mktemp("pipeline")
     with ExitStack() as cleanup:
         nats = NatsServer(folder)
@@ -125,25 +230,27 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
             cleanup.callback(each.process.stop)
             return each
 
+        def fronts(module: str, count: int) -> tuple[Node, ...]:
+            names = [f"{module}-{number}" for number in range(1, count + 1)]
+            return tuple(running(front(module, nats.url, folder, name=name)) for name in names)
+
         one = '{"max_num_seqs": 1}'
-        workers = [running(worker(f"worker-{n}", nats.url, folder)) for n in range(2)]
+        count = 2 if mode == "gateway" else 3
+        workers = [running(worker(f"worker-{n}", nats.url, folder)) for n in range(count)]
         size = ("--served-model-name", "tiny", "--engine-args", one)
         tiny = running(worker("tiny-0", nats.url, folder, *size))
-        port, admin_port = free_port(), free_port()
-        args = ("--nats-url", nats.url, "--port", str(port), "--admin-port", str(admin_port))
-        process = node("gateway", *args, log=folder / "gateway.log")
-        gateway = running(Node("gateway", process, f"http://127.0.0.1:{admin_port}"))
-        for each in (*workers, tiny, gateway):
+        streamers = () if mode == "gateway" else fronts("streamer", 2)
+        doors = fronts("gateway", 1) if mode == "gateway" else fronts("ingress", 2)
+        found = System(mode, nats.url, doors, streamers, tuple(workers), tiny)
+        for each in found.nodes:
             wait_ready(each.process, each.admin_url)
-        url = f"http://127.0.0.1:{port}"
-        wait_for(lambda: models_at(url) == ["sim", "tiny"], within_s=15, what="both models")
-        for each in (*workers, tiny, gateway):
+        wait_for(lambda: found.knows("sim") and found.knows("tiny"), within_s=15, what="models")
+        for each in found.nodes:
             cleanup.callback(each.process.terminate)  # all at once, before waiting for any
-        found = System(url, nats.url, gateway, tuple(workers), tiny)
         yield found
         for each in found.nodes:
             assert each.process.alive, f"{each.name} ended:\n{each.process.said()[-4000:]}"
 
 
 def models_at(url: str) -> list[str]:
-    return [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]]
+    return [model["id"] for model in json.loads(page(f"{url}/v1/models"))["data"]]

@@ -10,8 +10,8 @@ import pytest
 from headrace import topology
 from tests.broker import with_bus
 from tests.pipeline.asking import CHAT, chat, collect, hook, refusal, stream
-from tests.pipeline.conftest import Node, worker
-from tests.servers import NatsServer, answers, free_port, node, wait_for, wait_ready
+from tests.pipeline.conftest import Mode, Node, front, worker
+from tests.servers import NatsServer, answers, wait_for, wait_ready
 
 
 @dataclass
@@ -19,40 +19,40 @@ class Small:
     """A system whose broker may be stopped."""
 
     nats: NatsServer
-    gateway: Node
-    worker: Node
+    door: Node
+    front: tuple[Node, ...]
 
     def client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.gateway.admin_url, timeout=20)
+        return httpx.Client(base_url=self.door.url, timeout=20, follow_redirects=True)
 
     def ready(self) -> bool:
-        return answers(f"{self.gateway.admin_url}/readyz")
+        return all(answers(f"{node.admin_url}/readyz") for node in self.front)
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Small]:
+def small(mode: Mode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Small]:
     folder = tmp_path_factory.mktemp("small")
     nats = NatsServer(folder)
-    port = free_port()
     # The tiers may start before their broker and before its streams.
-    log = folder / "gateway.log"
-    process = node("gateway", "--nats-url", nats.url, "--port", str(port), log=log)
-    gateway = Node("gateway", process, f"http://127.0.0.1:{port}")
+    modules = ["gateway"] if mode == "gateway" else ["ingress", "streamer"]
+    fronts = tuple(front(module, nats.url, folder) for module in modules)
     only = worker("worker", nats.url, folder)
     try:
         nats.start()
         with_bus(nats.url, topology.apply)
-        for each in (gateway, only):
+        for each in (*fronts, only):
             wait_ready(each.process, each.admin_url)
-        found = Small(nats, gateway, only)
-        url = f"{gateway.admin_url}/readyz"
+        found = Small(nats, fronts[0], fronts)
+        url = f"{found.door.admin_url}/readyz"
         wait_for(lambda: httpx.get(url).json()["models"] == ["sim"], within_s=15, what="the model")
         yield found
-        for each in (gateway, only):
+        for each in (*fronts, only):
             assert each.process.alive, each.process.said()[-4000:]
     finally:
-        assert only.process.stop() == 0, only.process.said()[-4000:]
-        assert gateway.process.stop() == 0, gateway.process.said()[-4000:]
+        for each in (only, *fronts):
+            each.process.terminate()
+        for each in (only, *fronts):
+            assert each.process.stop() == 0, each.process.said()[-4000:]
         nats.stop()
 
 
@@ -65,7 +65,7 @@ def test_while_the_broker_is_away_requests_are_503_at_once_and_it_heals(small: S
     with small.client() as client:
         small.nats.stop()
         wait_for(lambda: not small.ready(), within_s=3, what="readiness 503")
-        assert answers(f"{small.gateway.admin_url}/healthz")
+        assert answers(f"{small.door.admin_url}/healthz")
         for _ in range(5):
             begun_s = time.monotonic()
             answer = client.post(CHAT, json=chat())

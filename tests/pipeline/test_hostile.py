@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from tests.pipeline.asking import CHAT, COMPLETIONS, chat, collect, hook, refusal, stream
-from tests.pipeline.conftest import Node, System, models_at, worker
+from tests.pipeline.conftest import Node, System, worker
 from tests.servers import answers, wait_for
 
 
@@ -151,7 +151,7 @@ def victim(system: System, tmp_path: Path) -> Iterator[Node]:
     """A worker of its own, since what happens to it may happen to it only."""
     found = worker("victim-0", system.nats_url, tmp_path, "--served-model-name", "victim")
     try:
-        wait_for(lambda: "victim" in models_at(system.url), within_s=15, what="the model")
+        wait_for(lambda: system.knows("victim"), within_s=15, what="the model")
         wait_for(lambda: answers(f"{found.admin_url}/readyz"), within_s=15, what="the worker")
         yield found
     finally:

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -15,11 +16,11 @@ KEY = f"sk-{secrets.token_hex(16)}"
 
 @pytest.fixture(scope="module")
 def keyed(system: System, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """A gateway with a key, in front of the same workers; its `admin_url` is its clients' too."""
+    """A door with a key, in front of the same workers; its `admin_url` is its clients' too."""
     folder = tmp_path_factory.mktemp("keyed")
     port = free_port()
     process = node(
-        "gateway",
+        system.door,
         *("--nats-url", system.nats_url, "--port", str(port)),
         log=folder / "gateway.log",
         env={"HEADRACE_API_KEY": KEY},
@@ -40,7 +41,7 @@ def keyed(system: System, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
 def test_the_key_opens_every_endpoint(keyed: Node, scheme: str) -> None:
     headers = {"authorization": f"{scheme} {KEY}", "host": "api.example.com"}
-    with httpx.Client(base_url=keyed.admin_url, headers=headers) as client:
+    with httpx.Client(base_url=keyed.admin_url, headers=headers, follow_redirects=True) as client:
         assert client.post(CHAT, json=chat(max_tokens=1)).status_code == 200
         body = {"model": "sim", "prompt": "x"}
         assert client.post(COMPLETIONS, json=body).status_code == 200
@@ -109,13 +110,11 @@ def test_without_keys_another_host_or_origin_is_403(
             assert refusal(answer)["code"] == "forbidden"
 
 
-def test_without_keys_a_gateway_refuses_to_serve_more_than_this_machine(
-    system: System, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    log = tmp_path_factory.mktemp("open") / "gateway.log"
+def test_without_keys_no_node_serves_more_than_this_machine(system: System, tmp_path: Path) -> None:
     args = ("--nats-url", system.nats_url, "--port", "0", "--host", "0.0.0.0")
-    process = node("gateway", *args, log=log)
-    wait_for(lambda: not process.alive, within_s=10, what="its end")
-    assert process.stop() != 0
-    assert "HEADRACE_API_KEY" in process.said()
-    assert "Traceback" not in process.said()
+    for module in {system.door, "streamer"} if system.streamers else {system.door}:
+        process = node(module, *args, log=tmp_path / f"{module}.log")
+        wait_for(lambda process=process: not process.alive, within_s=10, what="its end")
+        assert process.stop() != 0
+        assert "HEADRACE_API_KEY" in process.said()
+        assert "Traceback" not in process.said()

@@ -92,7 +92,7 @@ def test_requests_beyond_slots_and_overcommit_wait_and_leave_unseen_by_the_engin
     body = chat(model="tiny", stream=True, sim=hook("a", ttft_ms=30_000))
 
     async def hold(count: int) -> list[str]:
-        async with httpx.AsyncClient(base_url=system.url, timeout=30) as client:
+        async with system.async_client() as client:
             answers = [
                 await client.send(client.build_request("POST", CHAT, json=body), stream=True)
                 for _ in range(count)
@@ -132,7 +132,7 @@ def test_a_cancelled_stream_ends_with_the_error_request_cancelled(system: System
     async def cancelled() -> list[str]:
         async with (
             connection(BusSettings(system.nats_url), name="test", timeout_s=5) as bus,
-            httpx.AsyncClient(base_url=system.url, timeout=10) as client,
+            system.async_client(timeout_s=10) as client,
             client.stream(
                 "POST", CHAT, json=chat(stream=True, sim=hook("a", "b", itl_ms=9000, ttft_ms=0))
             ) as answer,
@@ -182,9 +182,8 @@ def test_after_200_requests_that_end_in_every_way_all_gauges_are_0(system: Syste
         return kind
 
     async def all_of_them() -> list[str]:
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=system.url, timeout=30, limits=limits) as client:
+        async with system.async_client() as client:
             return await asyncio.gather(*(ask(client, n, kind) for n, kind in enumerate(kinds)))
 
     assert asyncio.run(all_of_them()) == kinds
-    system.wait_at_rest()
+    system.wait_at_rest(within_s=system.leaves_within_s)

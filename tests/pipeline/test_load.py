@@ -2,10 +2,9 @@
 
 import asyncio
 
-import httpx
 import psutil
 
-from tests.pipeline.asking import CHAT, chat, hook
+from tests.pipeline.asking import CHAT, chat, hook, stream_raw
 from tests.pipeline.conftest import System
 from tests.servers import wait_for
 from tests.sse import events_of
@@ -21,28 +20,24 @@ def _memory(pid: int) -> int:
 
 
 def test_gateway_and_one_worker_take_at_most_250_mb_at_rest(system: System) -> None:
-    pids = (system.gateway.process.pid, system.workers[0].process.pid)
+    pids = (system.doors[0].process.pid, system.workers[0].process.pid)
     assert sum(_memory(pid) for pid in pids) <= IDLE_BYTES_MAX
 
 
 def test_200_streams_of_200_tokens_bring_every_token_once_in_order(system: System) -> None:
     before = [worker.metrics()["headrace_worker_tokens_total"] for worker in system.workers]
 
-    async def ask(client: httpx.AsyncClient, number: int) -> str:
+    async def ask(number: int) -> str:
         pieces = [f"<{number}.{k}>" for k in range(TOKENS)]
-        body = chat(f"stream {number}", stream=True, sim=hook(*pieces, itl_ms=5, ttft_ms=0))
-        answer = await client.post(CHAT, json=body)
-        assert answer.status_code == 200
-        events = events_of(answer.content)
+        body = chat(f"stream {number}", sim=hook(*pieces, itl_ms=5, ttft_ms=0))
+        events = events_of(await stream_raw(system.url, body))
         assert [event.id for event in events] == [str(k) for k in range(TOKENS + 1)] + [None]
         chunks = [event.json for event in events[:-1]]
         assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
         return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
 
     async def all_of_them() -> list[str]:
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=system.url, timeout=60, limits=limits) as client:
-            return await asyncio.gather(*(ask(client, number) for number in range(STREAMS)))
+        return await asyncio.gather(*(ask(number) for number in range(STREAMS)))
 
     texts = asyncio.run(all_of_them())
     for number, text in enumerate(texts):
@@ -51,7 +46,7 @@ def test_200_streams_of_200_tokens_bring_every_token_once_in_order(system: Syste
     after = [worker.metrics()["headrace_worker_tokens_total"] for worker in system.workers]
     made = [now - then for now, then in zip(after, before, strict=True)]
     assert sum(made) == STREAMS * TOKENS
-    assert min(made) >= STREAMS * TOKENS * 0.2, f"unevenly spread: {made}"
+    assert min(made) >= STREAMS * TOKENS * 0.4 / len(made), f"unevenly spread: {made}"
 
 
 def test_one_prefix_goes_to_one_worker(system: System) -> None:

@@ -1,5 +1,6 @@
 """A process that is told to stop lets what it has end, and takes no more."""
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.pipeline.asking import CHAT, Streamed, chat, hook, refusal, stream
+from tests.pipeline.asking import CHAT, Streamed, chat, collect, hook, refusal, stream
 from tests.pipeline.conftest import System, worker
 from tests.servers import Process, answers, free_port, node, wait_for, wait_ready
 
@@ -21,7 +22,7 @@ def streaming(url: str, count: int, *, itl_ms: int = 25) -> Iterator[list[str]]:
     texts = [""] * count
 
     def ask(number: int) -> None:
-        with httpx.Client(base_url=url, timeout=30) as client:
+        with httpx.Client(base_url=url, timeout=30, follow_redirects=True, verify=False) as client:
             body = chat(f"stopping {number}", sim=hook(*PIECES, itl_ms=itl_ms, ttft_ms=0))
             found: Streamed = stream(client, body)
             texts[number] = found.text() + (found.events[-1].data)
@@ -47,9 +48,18 @@ def test_a_worker_told_to_stop_ends_what_runs_and_pulls_no_more(
     third = worker("third", system.nats_url, tmp_path)
     try:
         wait_ready(third.process, third.admin_url)
+        # Until its peers know of it, their pulls may be served in its place.
+        numbers = itertools.count()
+
+        def has_served() -> bool:
+            with system.client() as client:
+                collect(client, chat(f"warm {next(numbers)}", sim=hook("a")))
+            return third.metrics()["headrace_worker_tokens_total"] > 0
+
+        wait_for(has_served, within_s=15, what="its share")
         with streaming(system.url, 16) as texts:
             running = "headrace_worker_requests_running"
-            wait_for(lambda: third.metrics()[running] >= 1, within_s=3, what="a request for it")
+            wait_for(lambda: third.metrics()[running] >= 1, within_s=10, what="a request for it")
             stopper, status = _stop_in_background(third.process)
             wait_for(
                 lambda: not answers(f"{third.admin_url}/readyz"), within_s=1, what="readiness 503"

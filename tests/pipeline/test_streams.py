@@ -90,7 +90,7 @@ def test_streamed_text_equals_unstreamed_text_for_50_prompts(system: System, pat
         return text, shown
 
     async def all_of_them() -> list[tuple[str, str]]:
-        async with httpx.AsyncClient(base_url=system.url, timeout=30) as client:
+        async with system.async_client() as client:
             return await asyncio.gather(*(both(client, prompt) for prompt in PROMPTS))
 
     pairs = asyncio.run(all_of_them())
@@ -151,7 +151,7 @@ def test_a_comment_comes_within_15_s_of_quiet_before_and_between_tokens(system: 
         return longest_s, reader
 
     async def both() -> list[tuple[float, Reader]]:
-        async with httpx.AsyncClient(base_url=system.url, timeout=30) as client:
+        async with system.async_client() as client:
             return await asyncio.gather(*(quiet(client, sim) for sim in hooks))
 
     for longest_s, reader in asyncio.run(both()):
@@ -221,6 +221,16 @@ def test_event_ids_rise_and_are_unique(system: System) -> None:
     assert ids == sorted(set(ids))
     assert len(ids) == 42
     assert parts.events[-1].id is None
+
+
+def test_a_stream_without_event_ids_is_data_lines_alone(system: System) -> None:
+    options = {"include_usage": True, "include_event_ids": False}
+    with system.client() as client:
+        parts = stream(client, chat(sim=hook("a", "b"), stream_options=options))
+    assert parts.text() == "ab"
+    lines = [line for line in parts.raw.splitlines() if line]
+    assert len(lines) == 5
+    assert all(line.startswith(b"data: ") for line in lines)
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

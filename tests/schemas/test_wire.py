@@ -84,11 +84,11 @@ SHAPE = Shape("chat", "m", 5, True, 1, False)
 GOLDEN: dict[str, tuple[Frame, str]] = {
     "started": (
         Started(0, "w", 0, SHAPE),
-        "97 01 00 00 a7 73746172746564 a1 77 00 96 a4 63686174 a1 6d 05 c3 01 c2",
+        "97 01 00 00 a7 73746172746564 a1 77 00 98 a4 63686174 a1 6d 05 c3 01 c2 c2 c3",
     ),
     "started that has yet to read the log": (
         Started(0, "w", None, SHAPE),
-        "97 01 00 00 a7 73746172746564 a1 77 c0 96 a4 63686174 a1 6d 05 c3 01 c2",
+        "97 01 00 00 a7 73746172746564 a1 77 c0 98 a4 63686174 a1 6d 05 c3 01 c2 c2 c3",
     ),
     "tokens": (
         Tokens(7, 3, (Piece(0, "hi", (258,)),)),
@@ -123,6 +123,11 @@ def test_a_frame_has_the_bytes_of_the_specification(kind: str) -> None:
     raw = bytes.fromhex(golden)
     assert encode_frame(frame) == raw
     assert decode_frame(raw) == frame
+
+
+def test_a_shape_from_before_event_ids_could_be_left_out_has_them() -> None:
+    golden = "97 01 00 00 a7 73746172746564 a1 77 00 96 a4 63686174 a1 6d 05 c3 01 c2"
+    assert decode_frame(bytes.fromhex(golden)) == Started(0, "w", 0, SHAPE)
 
 
 @pytest.mark.parametrize("kind", GOLDEN)
@@ -167,6 +172,11 @@ def test_a_frame_of_another_form_is_bad(value: object) -> None:
         decode_frame(msgpack.packb(value))
 
 
+def test_a_shape_from_before_keep_is_one_that_does_not_keep() -> None:
+    old = bytes.fromhex("97010000a773746172746564a1770096a463686174a16d05c301c2")
+    assert decode_frame(old) == Started(0, "w", 0, SHAPE)
+
+
 def test_span_counts_tokens_not_pieces() -> None:
     assert span(()) == 0
     assert span((Piece(0, "a", (1,)), Piece(1, "", (2, 3, 4)))) == 4
@@ -201,7 +211,7 @@ ENVELOPE_BYTES = bytes.fromhex(
     " a5 7265706c79 ad 7265706c6965732e732e742e72"  # reply
     " a6 70726f6d7074 c404 01000000"  # prompt, a bin
     " a8 73616d706c696e67 81 aa 6d61785f746f6b656e73 02"  # sampling: max_tokens
-    " a5 7368617065 96 a4 63686174 a1 6d 05 c3 01 c2"  # shape
+    " a5 7368617065 98 a4 63686174 a1 6d 05 c3 01 c2 c2 c3"  # shape
     " aa 646561646c696e655f73 cb3ff8000000000000"  # deadline_s
 )
 
@@ -211,6 +221,13 @@ def test_an_envelope_has_the_bytes_of_the_specification() -> None:
     assert encode_envelope(ENVELOPE) == ENVELOPE_BYTES
     assert decode_envelope(ENVELOPE_BYTES) == ENVELOPE
     assert decode_envelope(ENVELOPE_BYTES).tokens == [1]
+
+
+def test_an_envelope_from_before_keep_is_read() -> None:
+    shape = bytes.fromhex("98a463686174a16d05c301c2c2c3")
+    before = bytes.fromhex("96a463686174a16d05c301c2")
+    assert shape in ENVELOPE_BYTES
+    assert decode_envelope(ENVELOPE_BYTES.replace(shape, before)) == ENVELOPE
 
 
 def test_a_whole_envelope_round_trips() -> None:

@@ -79,12 +79,12 @@ class Path:
 
     async def claim(self) -> None:
         """Have `started` in REPLIES; its sequence there numbers the attempt."""
-        claim = await self.bus.store(str(self.reply.subject), encode_frame(STARTED))
+        claim = await self.bus.store(self.reply.log_subject, encode_frame(STARTED))
         self.attempt = claim.seq
 
     async def log(self, *frames: Frame) -> None:
         """Have frames in REPLIES."""
-        subject = str(self.reply.subject)
+        subject = self.reply.log_subject
         answers = [await self.bus.store_soon(subject, self._numbered(f)) for f in frames]
         await asyncio.gather(*answers)
 

@@ -72,6 +72,18 @@ def test_a_whole_stream_has_the_bytes_that_openais_have() -> None:
     assert rendered([*shown("a", "b"), COMPLETE]).decode() == expected
 
 
+def test_without_ids_every_event_is_one_data_line() -> None:
+    chunks = Chunks("req_1", shape(usage=True))
+    raw = EventLines(chunks, ids=False).render([*shown("a", "b"), COMPLETE])
+    blocks = raw.decode().removesuffix("\n\n").split("\n\n")
+    assert len(blocks) == 5
+    assert all(block.startswith("data: ") and "\n" not in block for block in blocks)
+    assert raw == b"".join(
+        line + b"\n\n" if line.startswith(b"data") else b""
+        for line in rendered([*shown("a", "b"), COMPLETE], shape(usage=True)).splitlines()
+    )
+
+
 @pytest.mark.parametrize("endpoint", ["chat", "completion"])
 @given(words=st.lists(TEXTS, min_size=1, max_size=6))
 def test_any_text_arrives_whole_byte_by_byte(endpoint: str, words: list[str]) -> None:

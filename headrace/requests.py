@@ -1,0 +1,66 @@
+"""`POST /v1/requests/{id}/cancel`: any node ends its caller's request, wherever it stands."""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from headrace.answers import as_json
+from headrace.bus import BrokerAway, BrokerRefused, Bus
+from headrace.dismiss import dismiss
+from headrace.peek import progress_in
+from schemas import subjects
+from schemas.errors import BrokerUnavailable, InvalidApiKey, NotFound, RequestCancelled
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+Identify = Callable[[RawHeaders], Awaitable[str | None]]
+
+
+async def tenant_of(identify: Identify, request: Request) -> str:
+    """Return the tenant that a request's headers name. Raises InvalidApiKey and Forbidden."""
+    tenant = await identify(request.scope["headers"])
+    if tenant is None:
+        raise InvalidApiKey("You didn't provide an API key: send 'Authorization: Bearer KEY'.")
+    return tenant
+
+
+def request_id(request: Request) -> str:
+    """Return the request id in a path; a malformed one is unknown. Raises NotFound."""
+    name: str = request.path_params["request"]
+    if not subjects.is_request_id(name):
+        raise NotFound(f"The request '{name[:100]}' does not exist.")
+    return name
+
+
+def cancel_route(bus: Bus, identify: Identify) -> Route:
+    """Return the route; `identify` names the tenant of headers."""
+
+    async def handle(request: Request) -> Response:
+        tenant = await tenant_of(identify, request)
+        name = request_id(request)
+        try:
+            status = await cancel(bus, tenant=tenant, request=name)
+        except (BrokerAway, BrokerRefused) as error:
+            raise BrokerUnavailable("The queue cannot be reached.") from error
+        return as_json({"id": name, "status": status}, headers={"x-request-id": name})
+
+    return Route("/v1/requests/{request}/cancel", handle, methods=["POST"])
+
+
+async def cancel(bus: Bus, *, tenant: str, request: str) -> str:
+    """End a request if it has not ended; return `cancelled`, `finished` or `failed`.
+
+    Raises NotFound where the tenant has no such request, BrokerAway and BrokerRefused.
+    """
+    dismissed = await dismiss(bus, subjects.requests_of(tenant=tenant, request=request))
+    progress = await progress_in(bus, subjects.replies_to(request, tenant=tenant))
+    if progress is None:
+        if not dismissed:
+            raise NotFound(f"The request '{request}' does not exist.")
+        return "cancelled"
+    if progress.ended == "finished":
+        return "finished"
+    if progress.ended is None or progress.code == RequestCancelled.code:
+        return "cancelled"
+    return "failed"
