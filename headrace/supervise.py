@@ -131,11 +131,12 @@ class Supervisor:
     async def once(self, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[int, str]:
         """Run a command to its end; return its status and what it wrote to stdout."""
         starting = asyncio.create_task(self._exec(argv, environ, stdout=PIPE))
-        process = await asyncio.shield(starting)
         try:
+            process = await asyncio.shield(starting)
             output, _ = await process.communicate()
         finally:
-            await self._reap(process)
+            # Also when the cancellation came while it started: it may run already.
+            await self._reap(await starting)
         return await process.wait(), output.decode(errors="replace")
 
     async def stop(self, tiers: Iterable[str]) -> None:

@@ -186,7 +186,7 @@ class _System:
             self._commands.publish_card(), self._commands.environ()
         )
         *logged, model = output.strip().splitlines() or [""]
-        for line in logged if status == 0 else [*logged, model]:
+        for line in logged if status == 0 else filter(None, [*logged, model]):
             print(line, flush=True)
         if status != 0 or not model:
             raise Refused(f"the model cannot be published: status {status}, reason above")

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import uvloop
 
@@ -182,6 +183,20 @@ def test_once_leaves_nothing_when_it_is_cancelled(tmp_path: Path) -> None:
             work.cancel()
             await asyncio.wait([work])
             assert started_s(pid) is None
+
+    uvloop.run(scenario())
+
+
+def test_once_leaves_nothing_when_it_is_cancelled_while_it_starts() -> None:
+    async def scenario() -> None:
+        async with supervisor() as system:
+            before = psutil.Process().children()
+            work = asyncio.create_task(system.once(["sleep", "60"], os.environ))
+            await asyncio.sleep(0)
+            work.cancel()
+            await asyncio.wait([work])
+            assert work.cancelled()
+            assert psutil.Process().children() == before
 
     uvloop.run(scenario())
 

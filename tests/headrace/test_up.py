@@ -326,6 +326,7 @@ def test_a_model_that_cannot_be_published_is_a_refusal_that_leaves_nothing(
     found = run(environ, tmp_path, "up", "--data-dir", "data", "--port", 0)
     assert found.returncode == 1
     assert "no such model" in found.stderr
+    assert "" not in found.stdout.splitlines()
     assert found.stderr.strip().endswith(
         "headrace: the model cannot be published: status 1, reason above"
     )
