@@ -42,6 +42,19 @@ async def read(bus: Bus, stream: str, subject: str, *, after_seq: int = 0) -> li
         after_seq = entries[-1].seq
 
 
+async def read_page(
+    bus: Bus, stream: str, subject: str, *, after_seq: int, bytes_max: int
+) -> tuple[list[Entry], bool]:
+    """Return the next messages as `read` does, about `bytes_max` of them, and whether more follow.
+
+    Raises BrokerAway and BrokerRefused.
+    """
+    entries: list[Entry] = []
+    query = {"seq": after_seq + 1, "next_by_subj": subject, "batch": _BATCH, "max_bytes": bytes_max}
+    more = await _read_batch(bus, stream, query, entries)
+    return entries, more and bool(entries)
+
+
 async def _gather(
     bus: Bus, subject: str, body: Mapping[str, object]
 ) -> AsyncGenerator[Message, None]:
