@@ -39,7 +39,12 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpSettings(settings.EngineSettings, settings.ListenSettings):
+class UpSettings(
+    settings.EngineSettings,
+    settings.ListenSettings,
+    settings.CorsSettings,
+    settings.WebSocketSettings,
+):
     """What `headrace up` takes."""
 
     workers: settings.Workers = 1
@@ -215,7 +220,11 @@ class _System:
         )
 
     def _gateway(self) -> Command:
-        listen = ["--host", self._wanted.host, "--port", str(self._port)]
+        wanted = self._wanted
+        listen = ["--host", wanted.host, "--port", str(self._port)]
+        listen += ["--websocket-ping-s", str(wanted.websocket_ping_s)]
+        for origin in sorted(wanted.cors_origins):
+            listen += ["--cors-origin", origin]
         return self._tier("gateway", "gateway", "gateway", listen)
 
     def _worker(self, number: int) -> Command:

@@ -12,7 +12,7 @@ from headrace.bus import Bus
 from headrace.http import serve
 from headrace.lifecycle import log_to_stdout, running_tasks, settle_memory
 from headrace.node import Stopped, admin_port, broker, unique
-from headrace.settings import ListenSettings, NodeSettings, api_keys, command
+from headrace.settings import CorsSettings, ListenSettings, NodeSettings, api_keys, command
 from headrace.telemetry import Readiness, admin_routes, registry_of
 from headrace.ticket import load_tickets
 from ingress import desk
@@ -20,12 +20,13 @@ from ingress.admit import Ingress
 from ingress.app import Application
 from ingress.auth import Gate, guard_address
 from ingress.catalogue import Catalogue
+from ingress.cors import Cors
 from ingress.redirect import Redirect
 from ingress.telemetry import readings as ingress_readings
 
 
 @dataclass(frozen=True, kw_only=True)
-class IngressSettings(NodeSettings, ListenSettings):
+class IngressSettings(NodeSettings, ListenSettings, CorsSettings):
     """An ingress's settings."""
 
 
@@ -69,8 +70,9 @@ async def _serve(settings: IngressSettings, gate: Gate, bus: Bus, stop: asyncio.
     await desk.serve(bus, desk.Desk(ingress))
     readings = ingress_readings(ingress)
     pages = admin_routes(readiness, registry_of("ingress", readings))
+    cors = Cors(settings.cors_origins, keyless=gate.keyless)
     serving = await serve(
-        Application(ingress, redirect, pages), host=settings.host, port=settings.port
+        Application(ingress, redirect, cors, pages), host=settings.host, port=settings.port
     )
     async with admin_port(settings, "ingress", readiness, readings), running_tasks() as tasks:
         tasks.start("models", catalogue.follow())

@@ -9,10 +9,16 @@ from dataclasses import dataclass
 
 from headrace import lifecycle, registry, topology
 from headrace.bus import BrokerAway, BrokerRefused, Bus
-from headrace.http import serve
+from headrace.http import WebSocketDoor, serve
 from headrace.lifecycle import log_to_stdout, running_tasks, settle_memory
 from headrace.node import Stopped, admin_port, broker, unique
-from headrace.settings import ListenSettings, NodeSettings, PublicUrl, command
+from headrace.settings import (
+    ListenSettings,
+    NodeSettings,
+    PublicUrl,
+    WebSocketSettings,
+    command,
+)
 from headrace.telemetry import Readiness
 from headrace.ticket import load_tickets
 from schemas import subjects
@@ -28,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamerSettings(NodeSettings, ListenSettings):
+class StreamerSettings(NodeSettings, ListenSettings, WebSocketSettings):
     """A streamer's settings."""
 
     public_url: PublicUrl = None
@@ -65,8 +71,12 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
 
     sockets = Sockets(mailbox, RemoteAdmission(bus))
     await mailbox.start()
-    app = application(mailbox, sockets, desk)
-    serving = await serve(app, host=settings.host, port=settings.port)
+    serving = await serve(
+        application(mailbox, desk),
+        host=settings.host,
+        port=settings.port,
+        websocket=WebSocketDoor(sockets, ping_s=settings.websocket_ping_s),
+    )
     public_url = (settings.public_url or serving.url).rstrip("/")
 
     async def announce() -> None:

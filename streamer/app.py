@@ -1,41 +1,19 @@
-"""The application of a streamer that stands alone: replies by ticket, and WebSockets."""
+"""The HTTP application of a streamer that stands alone: replies by ticket."""
 
 import time
 from collections.abc import Sequence
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.routing import BaseRoute, Route, WebSocketRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import BaseRoute, Route
 
 from headrace.answers import EXCEPTION_HANDLERS
 from streamer.desk import Desk
 from streamer.mailbox import Mailbox
 from streamer.relay import Relay
-from streamer.websocket import Sockets
 
 
-def websocket_routes(sockets: Sockets) -> list[BaseRoute]:
-    """Return the routes on which WebSockets are served: the paths of the POSTs."""
-    return [
-        WebSocketRoute("/v1/chat/completions", Plain(sockets.endpoint(chat=True))),
-        WebSocketRoute("/v1/completions", Plain(sockets.endpoint(chat=False))),
-    ]
-
-
-class Plain:
-    """An ASGI application that Starlette does not wrap: it wraps functions, not objects."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
-
-
-def application(
-    mailbox: Mailbox, sockets: Sockets, desk: Desk, extra: Sequence[BaseRoute] = ()
-) -> Starlette:
+def application(mailbox: Mailbox, desk: Desk, extra: Sequence[BaseRoute] = ()) -> Starlette:
     """Return the ASGI application of a streamer; `extra` routes are the node's own."""
 
     async def reply(request: Request) -> Relay:
@@ -44,13 +22,14 @@ def application(
             tenant=ticket.tenant, request=ticket.request, deadline_s=ticket.deadline_s
         )
         reply.look_at_log()  # what came before its client did
-        headers = {"x-request-id": ticket.request}
+        # Any page may read it: whoever has the ticket may, and a browser that followed a redirect
+        # to another origin does not say any more where it comes from.
+        headers = {"x-request-id": ticket.request, "access-control-allow-origin": "*"}
         return Relay(mailbox, reply, stream=ticket.stream, headers=headers)
 
     return Starlette(
         routes=[
             Route("/v1/replies/{ticket}", reply, methods=["GET"]),
-            *websocket_routes(sockets),
             *extra,
         ],
         exception_handlers=EXCEPTION_HANDLERS,
