@@ -113,7 +113,7 @@ def test_no_key_within_10_s_closes_with_1008(keyed: Node) -> None:
         begun_s = time.monotonic()
         async with talking(keyed.admin_url, CHAT) as talk:
             assert await talk.end() == 1008
-        assert 9.5 < time.monotonic() - begun_s < 12
+        assert 9.5 < time.monotonic() - begun_s < 15
 
     asyncio.run(run())
 
