@@ -15,6 +15,7 @@ from typing import Final, assert_never, cast
 import msgspec
 import psutil
 import uvloop
+from websockets.asyncio.client import connect
 
 from bench.plan import Outcome, Plan, Target
 
@@ -340,12 +341,27 @@ async def hold(plan: Plan, meter: Meter) -> Outcome:
         stream.send(request_bytes(target.path, body))
     await _until(lambda: all(stream.events for stream in streams), "the first tokens")
     await asyncio.sleep(SETTLE_S)
-    after = meter.memory()
+    growth = {name: size - before[name] for name, size in meter.memory().items()}
     for stream in streams:
         stream.close()
-    return Outcome(
-        units=len(streams), memory_bytes={name: after[name] - before[name] for name in before}
-    )
+    return Outcome(units=len(streams), memory_bytes=growth)
+
+
+async def hold_sockets(plan: Plan, meter: Meter) -> Outcome:
+    """Measure the memory of WebSockets with one stream each that has begun and is quiet."""
+    [target] = plan.targets
+    before = meter.memory()
+    sockets = []
+    for body in plan.bodies:
+        url = f"ws://127.0.0.1:{target.port}{target.path}"
+        sockets.append(await connect(url, compression=None, proxy=None))
+        await sockets[-1].send(f'{{"id":"a","body":{body}}}')
+        await sockets[-1].recv()
+    await asyncio.sleep(SETTLE_S)
+    growth = {name: size - before[name] for name, size in meter.memory().items()}
+    for socket in sockets:
+        socket.transport.abort()
+    return Outcome(units=len(sockets), memory_bytes=growth)
 
 
 async def _run(plan: Plan) -> Outcome:
@@ -361,6 +377,8 @@ async def _run(plan: Plan) -> Outcome:
             return await first(plan, meter)
         case "hold":
             return await hold(plan, meter)
+        case "sockets":
+            return await hold_sockets(plan, meter)
         case _:
             assert_never(plan.kind)
 

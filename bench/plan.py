@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal["paced", "closed", "accept", "first", "hold"]
+Kind = Literal["paced", "closed", "accept", "first", "hold", "sockets"]
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -24,6 +24,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     there; measures after `warm` heads; all stay open until the end.
     `first`: one streamed request after the other, in turn at each target.
     `hold`: opens one stream for each body and reads memory before and after.
+    `sockets`: the same with a WebSocket for each stream.
     """
 
     kind: Kind

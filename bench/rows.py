@@ -273,6 +273,10 @@ def memory() -> Iterator[Line]:
     yield Line("memory", "per open stream, gateway", "KiB", measured, expected, 32.0)
     share = ours.memory_bytes["worker"] / ours.units / 1024
     yield Line("memory", "  per open stream, worker", "KiB", share)
+    with system.running(sim=INSTANT) as running:
+        held = load(_at(msgspec.structs.replace(plan, kind="sockets"), running.target()))
+    measured = held.memory_bytes["gateway"] / held.units / 1024
+    yield Line("memory", "per WebSocket with one stream, gateway", "KiB", measured, None, 32.0)
 
 
 ROWS: Final[dict[str, Row]] = {

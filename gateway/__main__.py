@@ -10,15 +10,24 @@ from dataclasses import dataclass
 from gateway.inline import Inline
 from headrace import lifecycle, topology
 from headrace.bus import Bus
-from headrace.http import serve
+from headrace.http import WebSocketDoor, serve
 from headrace.lifecycle import log_to_stdout, running_tasks, settle_memory
 from headrace.node import Stopped, admin_port, broker, unique
-from headrace.settings import ListenSettings, NodeSettings, api_keys, command, guard_address
+from headrace.settings import (
+    CorsSettings,
+    ListenSettings,
+    NodeSettings,
+    WebSocketSettings,
+    api_keys,
+    command,
+    guard_address,
+)
 from headrace.telemetry import Readiness, admin_routes, registry_of
 from ingress.admit import Ingress
 from ingress.app import Application
 from ingress.auth import Gate
 from ingress.catalogue import Catalogue
+from ingress.cors import Cors
 from ingress.desk import Desk
 from ingress.desk import serve as serve_desk
 from ingress.telemetry import readings as ingress_readings
@@ -29,7 +38,7 @@ from streamer.websocket import Sockets
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewaySettings(NodeSettings, ListenSettings):
+class GatewaySettings(NodeSettings, ListenSettings, CorsSettings, WebSocketSettings):
     """A gateway's settings."""
 
 
@@ -73,9 +82,14 @@ async def _serve(
     await serve_desk(bus, desk)
     readings = [*ingress_readings(ingress), *streamer_readings(mailbox, sockets)]
     operator_routes = admin_routes(readiness, registry_of("gateway", readings))
-    extra = [*client_routes(bus, mailbox, sockets), *operator_routes]
-    app = Application(ingress, Inline(mailbox), extra)
-    serving = await serve(app, host=settings.host, port=settings.port)
+    routes = [*client_routes(bus, mailbox, desk), *operator_routes]
+    cors = Cors(settings.cors_origins, keyless=gate.keyless)
+    serving = await serve(
+        Application(ingress, Inline(mailbox), cors, routes),
+        host=settings.host,
+        port=settings.port,
+        websocket=WebSocketDoor(sockets, ping_s=settings.websocket_ping_s),
+    )
     async with admin_port(settings, "gateway", readiness, readings), running_tasks() as tasks:
         tasks.start("models", catalogue.follow())
         tasks.start("replies", mailbox.tick_forever())

@@ -1,5 +1,6 @@
 """Answers that are not streams, in the API's own shape, and how faults become answers."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -21,9 +22,11 @@ def as_json(body: Any, *, status: int = 200, headers: dict[str, str] | None = No
     )
 
 
-def refused(refusal: Refusal, request: str | None = None) -> Response:
+def refused(
+    refusal: Refusal, request: str | None = None, more_headers: Mapping[str, str] | None = None
+) -> Response:
     """Return the answer that a refusal gets; `request` is the request's id, made here if None."""
-    headers = {"x-request-id": request or new_request_id()}
+    headers = {"x-request-id": request or new_request_id(), **(more_headers or {})}
     if refusal.retry_after_s is not None:
         headers["retry-after"] = str(refusal.retry_after_s)
     if refusal.status == 401:

@@ -36,24 +36,37 @@ class Commands:
         """Return what serves clients: a gateway, or the streamers and then the ingress."""
         if not self._wanted.split:
             [place] = addresses.doors
-            return [self._tier("gateway", "gateway", "gateway", self._listen(place))]
+            flags = [*self._listen(place), *self._pings(), *self._origins()]
+            return [self._tier("gateway", "gateway", "gateway", flags)]
         streamers = [
             self._tier(
                 f"streamer-{number}",
                 "streamer",
                 "streamer",
-                [*self._listen(place), "--public-url", place.url],
+                [*self._listen(place), *self._pings(), "--public-url", place.url],
             )
             for number, place in enumerate(addresses.streamers, start=1)
         ]
         ingress = [
-            self._tier(f"ingress-{number}", "ingress", "ingress", self._listen(place))
+            self._tier(
+                f"ingress-{number}",
+                "ingress",
+                "ingress",
+                [*self._listen(place), *self._origins()],
+            )
             for number, place in enumerate(addresses.doors, start=1)
         ]
         return [*streamers, *ingress]
 
     def _listen(self, place: Place) -> list[str]:
         return ["--host", self._wanted.host, "--port", str(place.port)]
+
+    def _pings(self) -> list[str]:
+        return ["--websocket-ping-s", str(self._wanted.websocket_ping_s)]
+
+    def _origins(self) -> list[str]:
+        origins = sorted(self._wanted.cors_origins)
+        return [part for origin in origins for part in ("--cors-origin", origin)]
 
     def publish_card(self) -> list[str]:
         """Return the command that publishes the model's card."""

@@ -5,19 +5,44 @@ import contextlib
 import math
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.sockets import CannotListen, http_url, listen
+from headrace.websocket import WebSocketProtocol
 
-__all__ = ["CannotListen", "Serving", "listen", "serve"]
+__all__ = ["CannotListen", "Serving", "WebSocketDoor", "listen", "serve"]
 
 KEEP_ALIVE_S: Final = 75
 """Longer than the 60 s after which common proxies and SDKs drop an idle connection: the side
 that closes first should not be the one that a request is on its way to."""
 MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
+PONG_PINGS: Final = 3
+"""For how many pings' time a pong may be missing: behind a slow reader's unread tokens it is late,
+and 3 × 20 s is what a stream may stall for as well."""
+
+
+@dataclass(frozen=True)
+class WebSocketDoor:
+    """The ASGI application of WebSockets, and the seconds between pings."""
+
+    app: ASGIApp
+    ping_s: float = 20.0
+
+
+class _ByProtocol:
+    """Two applications on one port. No framework stands between a token and its socket."""
+
+    def __init__(self, http: ASGIApp, websocket: ASGIApp) -> None:
+        self._http = http
+        self._websocket = websocket
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._websocket if scope["type"] == "websocket" else self._http
+        await app(scope, receive, send)
 
 
 class _Server(uvicorn.Server):
@@ -74,14 +99,22 @@ class Serving:
         await self._task
 
 
-async def serve(app: ASGIApp, *, host: str, port: int) -> Serving:
-    """Serve an app and return once it accepts connections. Raises CannotListen."""
+async def serve(
+    app: ASGIApp, *, host: str, port: int, websocket: WebSocketDoor | None = None
+) -> Serving:
+    """Serve an app and return once it accepts connections. Raises CannotListen.
+
+    Without `websocket` the app is given those as well, and Starlette's refuse them.
+    """
     listener = listen(host, port)
+    ping_s = websocket.ping_s if websocket else None
     config = uvicorn.Config(
-        app,
+        _ByProtocol(app, websocket.app) if websocket else app,
         http="httptools",
-        ws="websockets-sansio",
+        ws=WebSocketProtocol,
         ws_max_size=MESSAGE_BYTES_MAX,
+        ws_ping_interval=ping_s,
+        ws_ping_timeout=ping_s and PONG_PINGS * ping_s,
         ws_per_message_deflate=False,
         lifespan="off",
         access_log=False,

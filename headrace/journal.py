@@ -77,6 +77,24 @@ async def walk(
                         raise BrokerRefused(description, code=0, status=int(status))
 
 
+async def read_page(
+    bus: Bus, stream: str, subject: str, *, after_seq: int, bytes_max: int
+) -> tuple[list[Entry], bool]:
+    """Return the next messages as `read` does, about `bytes_max` of them, and whether more follow.
+
+    Raises BrokerAway and BrokerRefused.
+    """
+    entries: list[Entry] = []
+    size = 0
+    async with aclosing(walk(bus, stream, subject, after_seq=after_seq)) as messages:
+        async for message in messages:
+            if size >= bytes_max:
+                return entries, True
+            entries.append(_entry(message.data, message.headers or {}))
+            size += len(message.data)
+    return entries, False
+
+
 async def _gather(
     bus: Bus, subject: str, body: Mapping[str, object]
 ) -> AsyncGenerator[Message, None]:

@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import json
 import os
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ PLAIN: Final[dict[str, Any]] = {
 """typer without boxes and colours: an error is a line that can be read in a log."""
 
 _KNOWN: Final[set[str]] = set()
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 
 
 class BadSetting(typer.BadParameter):
@@ -237,6 +239,19 @@ Streamers = Annotated[
     int | None,
     _option("streamers", "How many streamers to run, with --split; 1 if not said.", min=1),
 ]
+CorsOrigin = Annotated[
+    list[str] | None,
+    _option(
+        "cors-origin",
+        "Origin whose pages may call the API from a browser, such as https://chat.example.com;"
+        " * for any. May be repeated. Without keys, this machine's pages may.",
+        metavar="ORIGIN",
+        show_default=False,
+    ),
+]
+WebSocketPingS = Annotated[
+    float, _option("websocket-ping-s", "Seconds between pings on a WebSocket.", min=0.1)
+]
 Engine = Annotated[EngineKind, _option("engine", "What runs the model.")]
 Model = Annotated[str | None, _option("model", "Model to run: a name or a directory.")]
 ServedModelName = Annotated[
@@ -302,6 +317,31 @@ class ListenSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CorsSettings:
+    """Which origins' pages may call the API from a browser. Raises ValueError for no origin."""
+
+    cors_origin: CorsOrigin = None
+
+    def __post_init__(self) -> None:
+        for origin in self.cors_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin!r} is no origin, such as https://chat.example.com")
+
+    @property
+    def cors_origins(self) -> frozenset[str]:
+        """The origins; each may hold several with commas between."""
+        named = ",".join(self.cors_origin or ()).split(",")
+        return frozenset(origin.strip().lower() for origin in named if origin.strip())
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebSocketSettings:
+    """How WebSockets are kept alive."""
+
+    websocket_ping_s: WebSocketPingS = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineSettings:
     """Which engine runs which model."""
 
@@ -313,7 +353,7 @@ class EngineSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpSettings(EngineSettings, ListenSettings):
+class UpSettings(EngineSettings, ListenSettings, CorsSettings, WebSocketSettings):
     """What `headrace up` takes."""
 
     workers: Workers = 1

@@ -13,7 +13,14 @@ from headrace.http import serve
 from headrace.lifecycle import log_to_stdout, running_tasks, settle_memory
 from headrace.node import Stopped, admin_port, broker, unique
 from headrace.requests import cancel_route
-from headrace.settings import ListenSettings, NodeSettings, api_keys, command, guard_address
+from headrace.settings import (
+    CorsSettings,
+    ListenSettings,
+    NodeSettings,
+    api_keys,
+    command,
+    guard_address,
+)
 from headrace.telemetry import Readiness, admin_routes, registry_of
 from headrace.ticket import load_tickets
 from ingress import desk
@@ -21,12 +28,13 @@ from ingress.admit import Ingress
 from ingress.app import Application
 from ingress.auth import Gate
 from ingress.catalogue import Catalogue
+from ingress.cors import Cors
 from ingress.redirect import Redirect
 from ingress.telemetry import readings as ingress_readings
 
 
 @dataclass(frozen=True, kw_only=True)
-class IngressSettings(NodeSettings, ListenSettings):
+class IngressSettings(NodeSettings, ListenSettings, CorsSettings):
     """An ingress's settings."""
 
 
@@ -79,8 +87,9 @@ async def _serve(settings: IngressSettings, gate: Gate, bus: Bus, stop: asyncio.
         cancel_route(bus, clerk.identify),
         *admin_routes(readiness, registry_of("ingress", readings)),
     ]
+    cors = Cors(settings.cors_origins, keyless=gate.keyless)
     serving = await serve(
-        Application(ingress, redirect, pages), host=settings.host, port=settings.port
+        Application(ingress, redirect, cors, pages), host=settings.host, port=settings.port
     )
     async with admin_port(settings, "ingress", readiness, readings), running_tasks() as tasks:
         tasks.start("models", catalogue.follow())

@@ -91,13 +91,13 @@ class Ingress:
 
         A short prompt takes 0.1 ms, and going to a thread and back longer.
         """
-        prompter = model.prompter
+        prompter, tokens_max = model.prompter, model.card.max_model_len
         if isinstance(ask, ChatRequest):
-            work = partial(prompter.chat, ask.messages, ask.tools)
-        elif ask.tokens is not None:
-            work = partial(prompter.tokens, ask.tokens)
+            work = partial(prompter.chat, ask.messages, ask.tools, tokens_max=tokens_max)
+        elif (tokens := ask.tokens) is not None:
+            work = partial(prompter.tokens, tokens)
         else:
-            work = partial(prompter.text, ask.text)
+            work = partial(prompter.text, ask.text, tokens_max=tokens_max)
         if body_bytes <= INLINE_BYTES_MAX:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

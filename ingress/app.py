@@ -1,13 +1,15 @@
 """The ingress application: routes, what they need, and how faults are answered."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from starlette.applications import Starlette
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from headrace.answers import EXCEPTION_HANDLERS
 from ingress.admit import Ingress
+from ingress.cors import Cors
 from ingress.handoff import Handoff
 from ingress.routes import Generate, models
 
@@ -19,10 +21,13 @@ class Application:
     token's `send` twice.
     """
 
-    def __init__(self, ingress: Ingress, handoff: Handoff, extra: Sequence[BaseRoute] = ()) -> None:
+    def __init__(
+        self, ingress: Ingress, handoff: Handoff, cors: Cors, extra: Sequence[BaseRoute] = ()
+    ) -> None:
+        self._cors = cors
         self._generate = {
-            "/v1/chat/completions": Generate(ingress, handoff, chat=True),
-            "/v1/completions": Generate(ingress, handoff, chat=False),
+            "/v1/chat/completions": Generate(ingress, handoff, cors, chat=True),
+            "/v1/completions": Generate(ingress, handoff, cors, chat=False),
         }
         self._rest = Starlette(
             routes=[
@@ -39,4 +44,26 @@ class Application:
             if generate is not None:
                 await generate(scope, receive, send)
                 return
-        await self._rest(scope, receive, send)
+        if scope["type"] != "http":
+            await self._rest(scope, receive, send)
+            return
+        if scope["method"] == "OPTIONS":
+            headers = self._cors.preflight(scope["headers"])
+            if headers is not None:
+                await Response(status_code=204, headers=headers)(scope, receive, send)
+                return
+        await self._rest(scope, receive, _with_headers(send, self._cors.headers(scope["headers"])))
+
+
+def _with_headers(send: Send, headers: Mapping[str, str]) -> Send:
+    """Return a `send` that adds headers to the answer's own."""
+    if not headers:
+        return send
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+
+    async def send_more(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), *raw]
+        await send(message)
+
+    return send_more

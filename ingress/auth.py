@@ -69,15 +69,16 @@ def _bearer(value: bytes) -> bytes:
 
 def _check_local(headers: Sequence[tuple[bytes, bytes]]) -> None:
     for name, value in headers:
-        if name == b"host" and not _is_loopback_url("//" + value.decode("latin-1")):
+        if name == b"host" and not is_local_origin("//" + value.decode("latin-1")):
             raise Forbidden("Without keys this node answers to local host names only.")
-        if name == b"origin" and not _is_loopback_url(value.decode("latin-1")):
+        if name == b"origin" and not is_local_origin(value.decode("latin-1")):
             raise Forbidden("Without keys this node answers pages of this machine only.")
 
 
-def _is_loopback_url(url: str) -> bool:
+def is_local_origin(origin: str) -> bool:
+    """Tell whether a URL names this machine."""
     try:
-        host = urlsplit(url).hostname
+        host = urlsplit(origin).hostname
     except ValueError:
         return False
     return host is not None and is_loopback(host)

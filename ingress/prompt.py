@@ -2,7 +2,8 @@
 
 Rule: the rendered prompt is canonical. Content as parts or as a string, and any order of keys in
 the JSON, give the same token ids. No torch: the files come from the broker, `tokenizers` (Rust)
-does the work and lets other threads run meanwhile.
+does the work. Of its functions only those on batches let other threads run meanwhile: `encode`
+would stop a node for 10 s over 5 MB.
 """
 
 import datetime
@@ -14,12 +15,13 @@ import jinja2
 import jinja2.sandbox
 from tokenizers import Tokenizer
 
-from schemas.errors import InvalidRequest
+from schemas.errors import ContextLengthExceeded, InvalidRequest
 from schemas.openai import ChatMessage
 
 TOKENIZER: Final = "tokenizer.json"
 CONFIG: Final = "tokenizer_config.json"
 TEMPLATE: Final = "chat_template.jinja"
+FIRST_LOOK_CHARACTERS: Final = 256 * 1024
 _SPECIAL: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -43,9 +45,16 @@ class Prompter:
         self._special = special
 
     def chat(
-        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]] | None,
+        *,
+        tokens_max: int | None = None,
     ) -> list[int]:
-        """Return the token ids of a conversation. Raises InvalidRequest."""
+        """Return the token ids of a conversation. Raises InvalidRequest.
+
+        With far more than `tokens_max` of them, ContextLengthExceeded.
+        """
         if self._template is None:
             raise InvalidRequest("This model has no chat template.", param="messages")
         try:
@@ -59,11 +68,38 @@ class Prompter:
             raise InvalidRequest(
                 f"The model's chat template refuses these messages: {error}", param="messages"
             ) from None
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        self._check_size(text, tokens_max, param="messages")
+        return self._encode(text, special=False)
 
-    def text(self, text: str) -> list[int]:
-        """Return the token ids of a plain prompt, with what the model wants before it."""
-        return list(self._tokenizer.encode(text, add_special_tokens=True).ids)
+    def text(self, text: str, *, tokens_max: int | None = None) -> list[int]:
+        """Return the token ids of a plain prompt, with what the model wants before it.
+
+        With far more than `tokens_max` of them, raises ContextLengthExceeded.
+        """
+        self._check_size(text, tokens_max, param="prompt")
+        return self._encode(text, special=True)
+
+    def _encode(self, text: str, *, special: bool) -> list[int]:
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def _check_size(self, text: str, tokens_max: int | None, *, param: str) -> None:
+        """Refuse a text that is far too long without making all of its tokens.
+
+        Making a million Python numbers, and freeing as many strings, stops all threads. A text has
+        about as many tokens as its beginnings, each twice as long as the one before, and more.
+        """
+        size = FIRST_LOOK_CHARACTERS
+        while tokens_max is not None and size < len(text):
+            [encoding] = self._tokenizer.encode_batch_fast([text[:size]], add_special_tokens=False)
+            if len(encoding) > 2 * tokens_max:
+                raise ContextLengthExceeded(
+                    f"This model's maximum context length is {tokens_max} tokens; the first {size}"
+                    f" of the prompt's {len(text)} characters have {len(encoding)}.",
+                    param=param,
+                )
+            size *= 2
 
     def tokens(self, tokens: Sequence[int]) -> list[int]:
         """Return a prompt that is given as token ids. Raises InvalidRequest for unknown ones."""

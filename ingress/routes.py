@@ -1,6 +1,7 @@
 """The API's routes: each composes the stations in their order."""
 
 import logging
+from collections.abc import Mapping
 from typing import Any, Final
 
 from starlette.datastructures import Headers
@@ -10,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.answers import as_json, refused
 from ingress.admit import Ingress, Origin, deadline_of, parse
+from ingress.cors import Cors
 from ingress.handoff import Answer, Handoff
 from schemas.errors import InternalError, InvalidRequest, Refusal, RequestTooLarge
 from schemas.subjects import new_request_id
@@ -22,9 +24,10 @@ BODY_BYTES_MAX: Final = 16 * 1024 * 1024
 class Generate:
     """`POST` of one endpoint, as an ASGI application."""
 
-    def __init__(self, ingress: Ingress, handoff: Handoff, *, chat: bool) -> None:
+    def __init__(self, ingress: Ingress, handoff: Handoff, cors: Cors, *, chat: bool) -> None:
         self._ingress = ingress
         self._handoff = handoff
+        self._cors = cors
         self._chat = chat
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -32,21 +35,25 @@ class Generate:
         request = new_request_id()
         counts.received += 1
         counts.inflight += 1
+        headers = self._cors.headers(scope["headers"])
         answer: Answer
         try:
-            answer = await self._admit(scope, receive, request)
+            answer = await self._admit(scope, receive, request, headers)
             counts.accepted += 1
         except Refusal as refusal:
             counts.refused += 1
-            answer = refused(refusal, request)
+            answer = refused(refusal, request, headers)
         except Exception:
             log.exception("%s failed here", request)
-            answer = refused(InternalError("The server failed; the fault is ours."), request)
+            fault = InternalError("The server failed; the fault is ours.")
+            answer = refused(fault, request, headers)
         finally:
             counts.inflight -= 1
         await answer(scope, receive, send)
 
-    async def _admit(self, scope: Scope, receive: Receive, request: str) -> Answer:
+    async def _admit(
+        self, scope: Scope, receive: Receive, request: str, headers: Mapping[str, str]
+    ) -> Answer:
         caller = self._ingress.gate.identify(scope["headers"])
         deadline_s = deadline_of(Headers(scope=scope).get("x-request-timeout"))
         body = await read_body(Request(scope, receive))
@@ -60,7 +67,9 @@ class Generate:
         except BaseException:
             expected.drop()
             raise
-        return expected.answer(stream=bool(ask.stream), headers={"x-request-id": request})
+        return expected.answer(
+            stream=bool(ask.stream), headers={"x-request-id": request, **headers}
+        )
 
 
 async def read_body(request: Request) -> bytes:

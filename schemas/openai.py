@@ -6,7 +6,7 @@ never ignored.
 """
 
 import re
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar, cast
 
 import msgspec
 from msgspec import Meta
@@ -136,8 +136,9 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
             return None
         first = self.prompt[0] if len(self.prompt) == 1 else None
         prompt = first if isinstance(first, list) else self.prompt
-        ids = [token for token in prompt if isinstance(token, int)]
-        return ids if len(ids) == len(prompt) else None
+        # There may be millions: nothing here may look at each of them in Python.
+        only_ids = set(map(type, prompt)) <= {int}
+        return cast("list[int]", prompt) if only_ids else None
 
     @property
     def text(self) -> str:

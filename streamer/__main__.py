@@ -11,13 +11,14 @@ from typing import Final
 
 from headrace import lifecycle, registry, topology
 from headrace.bus import BrokerAway, BrokerRefused, Bus, Message
-from headrace.http import serve
+from headrace.http import WebSocketDoor, serve
 from headrace.lifecycle import log_to_stdout, running_tasks, settle_memory
 from headrace.node import Stopped, admin_port, broker, unique
 from headrace.settings import (
     ListenSettings,
     NodeSettings,
     PublicUrl,
+    WebSocketSettings,
     command,
 )
 from headrace.sockets import is_loopback, is_unspecified
@@ -43,7 +44,7 @@ _FOLLOWED: Final = re.compile(r"(https?://[^/?#\s]+)?(/[^/?#\s]+)*/?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamerSettings(NodeSettings, ListenSettings):
+class StreamerSettings(NodeSettings, ListenSettings, WebSocketSettings):
     """A streamer's settings. Raises ValueError for a URL that no client could follow."""
 
     public_url: PublicUrl = None
@@ -92,7 +93,8 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
             return Readiness("draining")
         return Readiness("ready" if bus.connected else "starting", {"broker": bus.connected})
 
-    sockets = Sockets(mailbox, RemoteAdmission(bus, local=is_loopback(settings.host)))
+    admission = RemoteAdmission(bus, local=is_loopback(settings.host))
+    sockets = Sockets(mailbox, admission)
 
     async def alive(message: Message) -> None:
         with contextlib.suppress(BrokerAway):
@@ -100,8 +102,12 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
 
     await mailbox.start()
     await bus.subscribe(subjects.streamer_alive(name), alive)
-    app = Application(bus, mailbox, sockets, desk)
-    serving = await serve(app, host=settings.host, port=settings.port)
+    serving = await serve(
+        Application(bus, mailbox, admission, desk),
+        host=settings.host,
+        port=settings.port,
+        websocket=WebSocketDoor(sockets, ping_s=settings.websocket_ping_s),
+    )
     public_url = (settings.public_url or serving.url).rstrip("/")
 
     async def announce() -> None:

@@ -1,46 +1,33 @@
-"""The application of a streamer that stands alone: replies by ticket, and WebSockets."""
+"""The HTTP application of a streamer that stands alone: replies by ticket."""
 
 import time
 from collections.abc import Sequence
 from typing import Final
 
 from starlette.applications import Starlette
-from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.answers import EXCEPTION_HANDLERS, refused
 from headrace.bus import Bus
 from headrace.requests import cancel_route
 from schemas.errors import MethodNotAllowed, Refusal
+from streamer.admission import Admission
 from streamer.desk import Desk
 from streamer.mailbox import Mailbox
 from streamer.relay import Relay
 from streamer.resume import Resume
-from streamer.websocket import Sockets
 
 REPLIES_PATH: Final = "/v1/replies/"
 
 
-def client_routes(bus: Bus, mailbox: Mailbox, sockets: Sockets) -> list[BaseRoute]:
-    """Return the routes of every streamer: WebSockets at the paths of the POSTs, resume, cancel."""
-    identify = sockets.admission.identify
-    resume = Resume(bus, mailbox, identify)
+def client_routes(bus: Bus, mailbox: Mailbox, admission: Admission) -> list[BaseRoute]:
+    """Return the routes of every streamer: resume and cancel."""
+    resume = Resume(bus, mailbox, admission.identify)
     return [
         Route("/v1/streams/{request}", resume.handle, methods=["GET"]),
-        cancel_route(bus, identify),
-        WebSocketRoute("/v1/chat/completions", Plain(sockets.endpoint(chat=True))),
-        WebSocketRoute("/v1/completions", Plain(sockets.endpoint(chat=False))),
+        cancel_route(bus, admission.identify),
     ]
-
-
-class Plain:
-    """An ASGI application that Starlette does not wrap: it wraps functions, not objects."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
 
 
 class Replies:
@@ -75,7 +62,9 @@ class Replies:
             keep=ticket.keep,
         )
         reply.begun_without(claim.heard_seq)
-        headers = {"x-request-id": ticket.request}
+        # Any page may read it: whoever has the ticket may, and a browser that followed a redirect
+        # to another origin does not say any more where it comes from.
+        headers = {"x-request-id": ticket.request, "access-control-allow-origin": "*"}
         return Relay(self._mailbox, reply, stream=ticket.stream, headers=headers)
 
 
@@ -89,13 +78,13 @@ class Application:
         self,
         bus: Bus,
         mailbox: Mailbox,
-        sockets: Sockets,
+        admission: Admission,
         desk: Desk,
         extra: Sequence[BaseRoute] = (),
     ) -> None:
         self._replies = Replies(mailbox, desk)
         self._rest = Starlette(
-            routes=[*client_routes(bus, mailbox, sockets), *extra],
+            routes=[*client_routes(bus, mailbox, admission), *extra],
             exception_handlers=EXCEPTION_HANDLERS,
         )
 

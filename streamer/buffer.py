@@ -156,8 +156,12 @@ class OpenReply:
     async def _read_log(self) -> None:
         self._log_due = self._behind = self._log_failed = False
         try:
-            entries = await journal.read(
-                self._bus, subjects.REPLIES, self.log_subject, after_seq=self._log_seq
+            entries, more = await journal.read_page(
+                self._bus,
+                subjects.REPLIES,
+                self.log_subject,
+                after_seq=self._log_seq,
+                bytes_max=self._bytes_max,
             )
         except (BrokerAway, BrokerRefused) as error:
             log.info("the log of %s cannot be read now: %s", self.request, error)
@@ -166,6 +170,7 @@ class OpenReply:
         for entry in entries:
             self._keep(self._read(entry.data, stored_seq=entry.seq), len(entry.data))
             self._log_seq = entry.seq
+        self._behind |= more  # the rest is read once this has been: a reply may be long
 
     def shown(self, have: int) -> Tokens:
         """Return the pieces from seq `have` on that the client has or will be given, as far as
@@ -188,6 +193,7 @@ class OpenReply:
     def sending(self) -> None:
         """Note that a write begins."""
         self._sending = True
+        self._sent_s = 0.0  # a stall is counted from here, not from the last write's end
 
     def sent(self) -> None:
         """Note that the write is done."""

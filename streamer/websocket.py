@@ -1,39 +1,38 @@
 """Many streams on one WebSocket. Rule: an error of one request never closes the socket.
 
-A client sends `{"id", "body"}`, `{"id", "type": "cancel"}`, or first `{"type": "auth", "key"}`.
-Each message to it carries the `id` with one of `chunk`, `error` or `done`, and exactly one of the
-last two ends a request. Close codes are RFC 6455's: 1001 when this node stops, 1003 for binary,
-1008 for a missing or wrong key, 1013 when there are too many sockets; the protocol below us adds
-1007 and 1009.
+What is said is in `messages`. The close codes are 1001 when this node stops, 1003 for binary, 1008
+for a missing or wrong key, 1011 for a fault of ours or a client that does not read, 1013 when there
+are too many sockets or no ingress answers; the protocol below us adds 1007 and 1009.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, assert_never
 
 import msgspec
 
 from schemas.errors import (
     Draining,
-    Forbidden,
     InternalError,
     InvalidApiKey,
     InvalidRequest,
+    NotFound,
     Refusal,
     RequestCancelled,
-    StreamInterrupted,
     TooManyRequests,
-    refusal_of,
 )
 from schemas.subjects import new_request_id
+from streamer import messages
 from streamer.admission import Admission
 from streamer.buffer import OpenReply
 from streamer.chunks import Chunks
+from streamer.eager import start
 from streamer.mailbox import Mailbox
-from streamer.reply import Broken, Complete, Event, Shown
+from streamer.messages import Auth, Begin, Cancel, Close, MessageLines, Unclear
+from streamer.reply import Broken, Complete, Event
 
 log = logging.getLogger(__name__)
 
@@ -41,67 +40,37 @@ REQUESTS_MAX: Final = 256
 SOCKETS_MAX: Final = 20_000
 BUFFER_BYTES_MAX: Final = 16 * 1024
 AUTH_S: Final = 10.0
+CLOSE_S: Final = 2.0
 DEADLINE_S: Final = 600.0
-ID_CHARACTERS_MAX: Final = 256
-GOING_AWAY: Final = 1001
-UNSUPPORTED: Final = 1003
-POLICY: Final = 1008
-TRY_LATER: Final = 1013
+CHAT_BY_PATH: Final = {"/v1/chat/completions": True, "/v1/completions": False}
 
-_json = msgspec.json.Encoder().encode
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
 
 
-class ClientMessage(msgspec.Struct, frozen=True):
-    """What a client sends."""
+class _End(Exception):
+    """The socket ends; None where the client has left it."""
 
-    id: str | None = None
-    type: str | None = None
-    key: str | None = None
-    body: msgspec.Raw = msgspec.Raw()  # empty where there is none
-
-
-_decode = msgspec.json.Decoder(ClientMessage).decode
-
-
-class MessageLines:
-    """Renders the events of one request as messages. The sibling of `sse.EventLines`."""
-
-    def __init__(self, name: str, chunks: Chunks) -> None:
-        self._chunks = chunks
-        self._head = b'{"id":' + _json(name)
-
-    def render(self, events: Sequence[Event]) -> list[bytes]:
-        """Return the messages of some events."""
-        messages = []
-        for event in events:
-            match event:
-                case Shown(_, piece):
-                    if (chunk := self._chunks.piece(piece)) is not None:
-                        messages.append(self._chunk(chunk))
-                case Complete(_, reasons, usage):
-                    messages.append(self._chunk(self._chunks.finish(reasons)))
-                    if (chunk := self._chunks.usage(usage)) is not None:
-                        messages.append(self._chunk(chunk))
-                    messages.append(self._head + b',"done":true}')
-                case Broken(code, message):
-                    messages.append(self._head + b"," + _error(refusal_of(code, message)))
-        return messages
-
-    def _chunk(self, chunk: bytes) -> bytes:
-        return self._head + b',"chunk":' + chunk + b"}"
-
-
-def _error(refusal: Refusal) -> bytes:
-    return _json(refusal.body())[1:]
+    def __init__(self, close: Close | None) -> None:
+        self.close = close
 
 
 class Sockets:
-    """The open WebSockets of this process."""
+    """The open WebSockets of this process; the ASGI application of all of them."""
 
-    def __init__(self, mailbox: Mailbox, admission: Admission) -> None:
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        admission: Admission,
+        *,
+        sockets_max: int = SOCKETS_MAX,
+        auth_s: float = AUTH_S,
+    ) -> None:
         self.mailbox = mailbox
         self.admission = admission
+        self.auth_s = auth_s
         self.draining = False
+        self._sockets_max = sockets_max
         self._open: set[Socket] = set()
 
     @property
@@ -109,18 +78,24 @@ class Sockets:
         """How many sockets are open."""
         return len(self._open)
 
-    def endpoint(self, *, chat: bool) -> Any:
-        """Return the ASGI application of one path."""
+    @property
+    def full(self) -> bool:
+        """Whether there are more sockets than there may be."""
+        return len(self._open) > self._sockets_max
 
-        async def serve(scope: Any, receive: Any, send: Any) -> None:
-            socket = Socket(self, receive, send, chat=chat)
-            self._open.add(socket)
-            try:
-                await socket.serve(scope, overloaded=len(self._open) > SOCKETS_MAX)
-            finally:
-                self._open.discard(socket)
-
-        return serve
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        """Serve one socket."""
+        await receive()  # websocket.connect
+        chat = CHAT_BY_PATH.get(scope["path"])
+        if chat is None:
+            await _reject(send, NotFound(f"No WebSocket is served at {scope['path'][:200]}."))
+            return
+        socket = Socket(self, receive, send, chat=chat)
+        self._open.add(socket)
+        try:
+            await socket.serve(scope["headers"])
+        finally:
+            self._open.discard(socket)
 
     def drain(self) -> None:
         """Take no further request; close each socket once its last one has ended."""
@@ -129,177 +104,215 @@ class Sockets:
             socket.close_if_idle()
 
 
+async def _reject(send: Send, refusal: Refusal) -> None:
+    """Answer the handshake as a POST would be answered."""
+    content = msgspec.json.encode(refusal.body())
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(content)).encode()),
+        (b"x-request-id", new_request_id().encode()),
+    ]
+    head = {"status": refusal.status, "headers": headers}
+    await send({"type": "websocket.http.response.start", **head})
+    await send({"type": "websocket.http.response.body", "body": content})
+
+
 class Socket:
     """One client's socket, and the requests on it."""
 
-    def __init__(self, sockets: Sockets, receive: Any, send: Any, *, chat: bool) -> None:
+    def __init__(self, sockets: Sockets, receive: Receive, send: Send, *, chat: bool) -> None:
         self._sockets = sockets
         self._receive = receive
         self._send = send
         self._chat = chat
         self._tenant = ""
         self._closed = False
-        self._running: dict[str, asyncio.Task[None]] = {}
+        # By the client's id, until its last message: then the id may be used again.
         self._replies: dict[str, OpenReply] = {}
-        self._closing: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        # These last longer, by the time that a cancellation takes.
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing: asyncio.Future[Close] = asyncio.get_running_loop().create_future()
 
-    async def serve(self, scope: Any, *, overloaded: bool) -> None:
+    async def serve(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Serve the socket to its end."""
-        await self._receive()  # websocket.connect
+        tenant, close = None, None
         try:
-            tenant = await self._sockets.admission.identify(scope["headers"])
-        except Forbidden:
-            await self._send({"type": "websocket.close"})  # answered by 403
-            return
-        except InvalidApiKey as refusal:
-            await self._refuse(refusal)
-            return
+            tenant = await self._sockets.admission.identify(headers)
+        except Refusal as refusal:
+            if refusal.status == 403:
+                await _reject(self._send, refusal)
+                return
+            close = _close_of(refusal)
         await self._send({"type": "websocket.accept"})
-        if overloaded or self._sockets.draining:
-            await self._close(TRY_LATER if overloaded else GOING_AWAY)
-            return
+        if self._sockets.full:
+            close = messages.OVERLOADED
+        elif self._sockets.draining:
+            close = messages.GOING_AWAY
+        if close is None:
+            close = await self._exchange(tenant)
+        if close is not None:
+            await self._close(close)
+
+    async def _exchange(self, tenant: str | None) -> Close | None:
+        """Take messages until the end, and return how to close; None when the client has left."""
         reading = asyncio.create_task(self._read(tenant), name="websocket")
         try:
             either: list[asyncio.Future[Any]] = [reading, self._closing]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
-                await self._close(self._closing.result())
-            elif not reading.cancelled():
-                reading.result()
+                return self._closing.result()
+            reading.result()
+        except _End as end:
+            return end.close
+        except Exception:
+            log.exception("a socket failed here")
+            return messages.FAULT
         finally:
             reading.cancel()
-            await self._leave()
+            for reply in self._replies.values():
+                reply.leave()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        return None
 
-    async def _refuse(self, refusal: Refusal) -> None:
-        await self._send({"type": "websocket.accept"})
-        await self._close(POLICY, refusal.message)
-
-    async def _close(self, code: int, reason: str = "") -> None:
+    async def _close(self, close: Close) -> None:
+        """Say why the socket ends; a client that does not read is not waited for."""
         self._closed = True
-        await self._send({"type": "websocket.close", "code": code, "reason": reason[:120]})
-
-    async def _leave(self) -> None:
-        for reply in self._replies.values():
-            reply.leave()
-        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._send({"type": "websocket.close", **close.fields()})
 
     def close_if_idle(self) -> None:
         """Close the socket for good when nothing runs on it and this node stops."""
-        if self._sockets.draining and not self._running and not self._closing.done():
-            self._closing.set_result(GOING_AWAY)
+        if self._sockets.draining and not self._replies:
+            self._close_soon(messages.GOING_AWAY)
+
+    def _close_soon(self, close: Close) -> None:
+        if not self._closing.done():
+            self._closing.set_result(close)
+
+    # What the client sends
 
     async def _read(self, tenant: str | None) -> None:
+        """Take messages for ever. Raises _End."""
         if tenant is None:
             try:
-                async with asyncio.timeout(AUTH_S):
+                async with asyncio.timeout(self._sockets.auth_s):
                     tenant = await self._authenticate()
-            except (TimeoutError, Refusal) as error:
-                await self._close(POLICY, str(error) or "No key came.")
-                return
-            if tenant is None:
-                return
-        self._tenant = tenant
-        while (text := await self._next_text()) is not None:
-            try:
-                await self._take(text)
+            except TimeoutError:
+                raise _End(messages.NO_KEY) from None
             except Refusal as refusal:
-                await self._send_text(b'{"id":null,' + _error(refusal))
+                raise _End(_close_of(refusal)) from None
+        self._tenant = tenant
+        while True:
+            await self._take(await self._next_text())
 
-    async def _authenticate(self) -> str | None:
-        """Return the tenant of the first message's key; None when the client has left."""
-        text = await self._next_text()
-        if text is None:
-            return None
-        message = _parse(text)
-        if message.type != "auth" or not message.key:
-            raise InvalidApiKey('The first message must be {"type": "auth", "key": KEY}.')
-        return await self._sockets.admission.identify_key(message.key)
+    async def _authenticate(self) -> str:
+        """Return the tenant of the first message's key. Raises a Refusal or _End."""
+        match messages.read(await self._next_text()):
+            case Auth(key) if key:
+                return await self._sockets.admission.identify_key(key)
+        raise InvalidApiKey('The first message must be {"type": "auth", "key": KEY}.')
 
-    async def _next_text(self) -> str | None:
-        """Return the next message, None when the client has left."""
+    async def _next_text(self) -> str:
+        """Return the next message. Raises _End."""
         message = await self._receive()
         if message["type"] == "websocket.disconnect":
-            return None
+            raise _End(None)
         text: str | None = message.get("text")
         if text is None:
-            await self._close(UNSUPPORTED, "Messages are text.")
+            raise _End(messages.BINARY)
         return text
 
     async def _take(self, text: str) -> None:
-        """Act on one message. Raises a Refusal that belongs to no request."""
-        message = _parse(text)
-        if message.type == "auth":
-            raise InvalidRequest("This socket is authenticated already.", param="type")
-        name = message.id
-        if name is None or not 0 < len(name) <= ID_CHARACTERS_MAX:
-            raise InvalidRequest("'id' is a string of 1 to 256 characters.", param="id")
-        if message.type == "cancel":
-            if name in self._replies:
-                self._replies[name].refuse(RequestCancelled("The request was cancelled."))
-            return
-        if message.type is not None or not bytes(message.body):
-            raise InvalidRequest("A message holds a 'body', or is of type 'cancel'.", param="type")
-        if name in self._running:
-            raise InvalidRequest(f"A request with id {name!r} is running.", param="id")
-        if len(self._running) >= REQUESTS_MAX:
+        """Act on one message."""
+        message = messages.read(text)
+        match message:
+            case Begin(name, body):
+                await self._begin(name, body)
+            case Cancel(name):
+                if name in self._replies:
+                    self._replies[name].refuse(RequestCancelled("The request was cancelled."))
+            case Auth():
+                what = "This socket is authenticated already."
+                await self._send_error(None, InvalidRequest(what, param="type"))
+            case Unclear(name, refusal):
+                # What runs under this id must not seem to have ended.
+                await self._send_error(None if name in self._replies else name, refusal)
+            case _:
+                assert_never(message)
+
+    # Requests
+
+    async def _begin(self, name: str, body: bytes) -> None:
+        if name in self._replies:
+            what = InvalidRequest(f"A request with id {name!r} is running.", param="id")
+            await self._send_error(None, what)
+        elif len(self._replies) >= REQUESTS_MAX:
             await self._send_error(name, TooManyRequests(f"{REQUESTS_MAX} requests are running."))
-            return
-        task = asyncio.create_task(self._run(name, bytes(message.body)), name=f"websocket {name}")
-        self._running[name] = task
-        task.add_done_callback(lambda _: self._ended(name))
+        else:
+            mailbox = self._sockets.mailbox
+            reply = self._replies[name] = mailbox.open(
+                tenant=self._tenant,
+                request=new_request_id(),
+                deadline_s=time.time() + DEADLINE_S,
+                buffer_bytes_max=BUFFER_BYTES_MAX,
+            )
+            task = reply.writer = asyncio.create_task(self._run(name, reply, body))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-    def _ended(self, name: str) -> None:
-        self._running.pop(name, None)
-        self.close_if_idle()
-
-    async def _run(self, name: str, body: bytes) -> None:
+    async def _run(self, name: str, reply: OpenReply, body: bytes) -> None:
         """Run one request to its end; the outermost frame of its task."""
         mailbox = self._sockets.mailbox
-        deadline_s = time.time() + DEADLINE_S
-        request = new_request_id()
-        reply = mailbox.open(
-            tenant=self._tenant,
-            request=request,
-            deadline_s=deadline_s,
-            buffer_bytes_max=BUFFER_BYTES_MAX,
-        )
-        self._replies[name] = reply
-        reply.writer = asyncio.current_task()
         admitted = False
         try:
-            if self._sockets.draining:
-                raise Draining("This node is stopping.")
-            await self._sockets.admission.admit(
-                self._tenant,
-                body,
-                chat=self._chat,
-                request=request,
-                streamer=mailbox.streamer,
-                deadline_s=deadline_s,
-            )
+            await self._admit(reply, body)
             admitted = True
-            await self._relay(name, request, reply)
+            last = await self._relay(name, reply)
         except Refusal as refusal:
-            await self._send_error(name, refusal)
+            last = messages.error_message(name, refusal)
         except asyncio.CancelledError:
-            log.warning("%s: the socket was cut", request)
-            self._cut()
+            self._stalled(reply)
+            last = None
         except Exception:
-            log.exception("%s failed here", request)
-            await self._send_error(name, InternalError("The server failed; the fault is ours."))
+            log.exception("%s failed here", reply.request)
+            fault = InternalError("The server failed; the fault is ours.")
+            last = messages.error_message(name, fault)
+        del self._replies[name]
+        try:
+            if last is not None:
+                reply.sending()
+                await self._send_text(last)
+        except asyncio.CancelledError:
+            self._stalled(reply)
         finally:
-            del self._replies[name]
+            self.close_if_idle()
             if admitted:
                 await mailbox.finish(reply)
             else:
                 mailbox.close(reply)
 
-    def _cut(self) -> None:
-        if not self._closing.done():
-            self._closing.set_exception(StreamInterrupted("The client does not read."))
+    def _stalled(self, reply: OpenReply) -> None:
+        log.warning("%s: the socket was cut", reply.request)
+        self._close_soon(messages.STALLED)
 
-    async def _relay(self, name: str, request: str, reply: OpenReply) -> None:
-        """Send a reply's messages to its end, or until the client leaves. Raises a Refusal."""
+    async def _admit(self, reply: OpenReply, body: bytes) -> None:
+        if self._sockets.draining:
+            raise Draining("This node is stopping.")
+        await self._sockets.admission.admit(
+            self._tenant,
+            body,
+            chat=self._chat,
+            request=reply.request,
+            streamer=self._sockets.mailbox.streamer,
+            deadline_s=reply.deadline_s,
+        )
+
+    async def _relay(self, name: str, reply: OpenReply) -> bytes | None:
+        """Send a reply's messages and return the last one; None when the client has left.
+
+        Raises a Refusal.
+        """
         lines: MessageLines | None = None
         while not reply.left:
             events = await reply.next()
@@ -307,20 +320,35 @@ class Socket:
                 if lines is None:
                     shape = reply.reply.shape
                     assert shape is not None  # events are handed over only when it is known
-                    lines = MessageLines(name, Chunks(request, shape))
+                    lines = MessageLines(name, Chunks(reply.request, shape))
+                    reply.write_now = self._writing(lines)
+                texts = lines.render(events)
+                last = texts.pop() if isinstance(events[-1], Complete | Broken) else None
                 reply.sending()
-                for message in lines.render(events):
-                    await self._send_text(message)
+                await self._send_all(texts)
                 reply.sent()
-                if isinstance(events[-1], Complete | Broken):
-                    return
+                if last is not None:
+                    return last
             elif reply.refusal is not None:
                 raise reply.refusal
             else:
                 reply.sent()  # pings keep a quiet socket alive, no comment is needed
+        return None
 
-    async def _send_error(self, name: str, refusal: Refusal) -> None:
-        await self._send_text(b'{"id":' + _json(name) + b"," + _error(refusal))
+    def _writing(self, lines: MessageLines) -> Callable[[Sequence[Event]], Awaitable[None] | None]:
+        """Return what writes tokens at once, without waking their request's task."""
+
+        def write(events: Sequence[Event]) -> Awaitable[None] | None:
+            return start(self._send_all(lines.render(events)))
+
+        return write
+
+    async def _send_error(self, name: str | None, refusal: Refusal) -> None:
+        await self._send_text(messages.error_message(name, refusal))
+
+    async def _send_all(self, texts: Sequence[bytes]) -> None:
+        for text in texts:
+            await self._send_text(text)
 
     async def _send_text(self, text: bytes) -> None:
         if self._closed:
@@ -329,8 +357,6 @@ class Socket:
             await self._send({"type": "websocket.send", "text": text.decode()})
 
 
-def _parse(text: str) -> ClientMessage:
-    try:
-        return _decode(text)
-    except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError) as error:
-        raise InvalidRequest(f"A message is a JSON object: {error}.") from None
+def _close_of(refusal: Refusal) -> Close:
+    """Return how a socket ends whose client could not be identified."""
+    return Close(1008 if refusal.status == 401 else 1013, refusal.message)

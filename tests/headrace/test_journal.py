@@ -119,3 +119,36 @@ def test_a_walk_holds_few_messages_at_a_time_and_may_be_left(nats_url: str) -> N
         assert (message.headers or {})[journal.SUBJECT] == "j_walk.a"
 
     with_bus(nats_url, test)
+
+
+def test_pages_are_of_about_the_size_asked_for_and_make_the_whole(nats_url: str) -> None:
+    async def test(bus: Bus) -> None:
+        await stream(bus, "j9")
+        for number in range(50):
+            await bus.store("j9.a", b"%05d" % number * 200)
+        found: list[Entry] = []
+        pages, more = 0, True
+        while more:
+            after_seq = found[-1].seq if found else 0
+            page, more = await journal.read_page(
+                bus, "j9", "j9.a", after_seq=after_seq, bytes_max=5000
+            )
+            assert 1 <= len(page) <= 6
+            found += page
+            pages += 1
+        assert found == await journal.read(bus, "j9", "j9.a")
+        assert pages >= 9
+
+    with_bus(nats_url, test)
+
+
+def test_a_message_larger_than_a_page_is_a_page(nats_url: str) -> None:
+    async def test(bus: Bus) -> None:
+        await stream(bus, "j10")
+        for _ in range(3):
+            await bus.store("j10.a", b"x" * 9000)
+        page, more = await journal.read_page(bus, "j10", "j10.a", after_seq=0, bytes_max=1000)
+        assert len(page) == 1
+        assert more
+
+    with_bus(nats_url, test)

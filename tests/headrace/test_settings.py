@@ -12,7 +12,13 @@ from headrace.settings import ApiKey, EngineKind, JsonObject
 
 
 @dataclass(frozen=True, kw_only=True)
-class Everything(settings.EngineSettings, settings.ListenSettings, settings.NodeSettings):
+class Everything(
+    settings.EngineSettings,
+    settings.ListenSettings,
+    settings.CorsSettings,
+    settings.WebSocketSettings,
+    settings.NodeSettings,
+):
     pass
 
 
@@ -111,3 +117,21 @@ def test_keys_come_from_the_file_and_the_environment() -> None:
 )
 def test_a_key_that_is_not_whole_is_refused(table: str, reason: str) -> None:
     assert reason in refusal("--config", write(f"[[keys]]\n{table}\n"))
+
+
+def test_origins_may_be_repeated_joined_by_commas_or_listed_in_the_file() -> None:
+    two = {"https://a.example", "http://b.example:3000"}
+    assert read().cors_origins == set()
+    flags = ("--cors-origin", "https://a.example", "--cors-origin", "http://B.example:3000")
+    assert read(*flags).cors_origins == two
+    joined = "https://a.example, http://b.example:3000"
+    assert read("--cors-origin", joined).cors_origins == two
+    assert read(environ={"HEADRACE_CORS_ORIGIN": joined.replace(" ", "")}).cors_origins == two
+    name = write('cors_origin = ["https://a.example", "http://b.example:3000"]')
+    assert read("--config", name).cors_origins == two
+    assert read("--cors-origin", "*").cors_origins == {"*"}
+
+
+@pytest.mark.parametrize("origin", ["a.example", "https://a.example/", "null"])
+def test_what_is_no_origin_is_refused(origin: str) -> None:
+    assert "is no origin" in refusal("--cors-origin", origin)

@@ -1,13 +1,15 @@
 """From messages to token ids: the rendered prompt is canonical."""
 
 import json
+import threading
+import time
 from typing import Any
 
 import msgspec
 import pytest
 
 from ingress.prompt import Prompter, UnusableFiles
-from schemas.errors import InvalidRequest
+from schemas.errors import ContextLengthExceeded, InvalidRequest
 from schemas.openai import ChatMessage
 from workers.sim.vocabulary import tokenizer_files
 
@@ -173,3 +175,41 @@ def test_the_content_is_no_template() -> None:
 def test_files_that_cannot_be_used_say_so(files: dict[str, bytes]) -> None:
     with pytest.raises(UnusableFiles):
         Prompter(files)
+
+
+@pytest.mark.parametrize("text", ["the river carries water " * 100_000, "x" * 2_000_000])
+def test_a_text_far_over_the_context_is_refused_after_a_look_at_its_beginning(text: str) -> None:
+    with pytest.raises(ContextLengthExceeded, match="262144") as refused:
+        PROMPTER.text(text, tokens_max=1000)
+    assert refused.value.param == "prompt"
+    with pytest.raises(ContextLengthExceeded) as refused:
+        PROMPTER.chat(messages(user(text)), None, tokens_max=1000)
+    assert refused.value.param == "messages"
+
+
+def test_a_long_text_that_fits_is_tokenised_whole() -> None:
+    text = "the river carries water " * 20_000
+    whole = PROMPTER.text(text)
+    assert PROMPTER.text(text, tokens_max=len(whole)) == whole
+    assert len(whole) > 20_000
+
+
+def test_other_threads_run_while_a_long_text_is_tokenised() -> None:
+    gaps_s = [0.0]
+    done = threading.Event()
+
+    def watch() -> None:
+        last_s = time.monotonic()
+        while not done.wait(0.002):
+            now_s = time.monotonic()
+            gaps_s.append(now_s - last_s)
+            last_s = now_s
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    begun_s = time.monotonic()
+    PROMPTER.text("the river carries water " * 50_000)
+    took_s = time.monotonic() - begun_s
+    done.set()
+    watcher.join()
+    assert max(gaps_s) < took_s / 2

@@ -1,0 +1,107 @@
+"""uvicorn's WebSocket protocol, with its ends mended. Rule: a client always learns the close code,
+and one that does not read is cut.
+
+As it stands, uvicorn closes the connection right behind its close frame. Where it has not read all
+that the client sent, the kernel makes that a reset, and the client never sees the frame: so for
+messages that are too big. Where the client does not read, what it was sent keeps the connection
+open for ever.
+"""
+
+from typing import Any, Final
+
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import InvalidState
+
+CLOSE_S: Final = 5.0
+FRAGMENTS_MAX: Final = 65_536
+"""Empty fragments add nothing to a message's size, but each is kept."""
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """One WebSocket connection."""
+
+    async def send(self, message: Any) -> None:
+        """Take a message of the application; OSError once there is no client any more."""
+        if message["type"] == "websocket.send":
+            await self.writable.wait()
+            if self.disconnected or self.close_sent:
+                raise ClientDisconnected
+            try:
+                self.conn.send_text(message["text"].encode())
+            except InvalidState:
+                raise ClientDisconnected from None
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            return
+        await super().send(message)
+        if message["type"] == "websocket.accept":
+            del self.request, self.response  # the handshake's; a socket may be open for days
+        if self.close_sent:
+            self._cut_later()
+
+    async def run_asgi(self) -> None:
+        """Run the application; it is over when that returns."""
+        await super().run_asgi()
+        self._cut_later()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of the client; after a fault of its, they are dropped."""
+        if self.conn.parser_exc is None:
+            super().data_received(data)
+
+    def handle_cont(self, event: Any) -> None:
+        """Take a further part of a message."""
+        if len(self.frames) >= FRAGMENTS_MAX:
+            self.conn.fail(1009, "too many fragments")
+            self._fail()
+            return
+        super().handle_cont(event)
+
+    def send_receive_event_to_app(self) -> None:
+        """Pass a whole message on, if it is what its kind says."""
+        if self.close_sent:
+            self.frames = []
+            return
+        if self.curr_msg_data_type == "text":
+            data = b"".join(self.frames)
+            self.frames = [data]
+            try:
+                data.decode()
+            except UnicodeDecodeError:
+                self.conn.fail(1007, "invalid UTF-8")
+                self._fail()
+                return
+        super().send_receive_event_to_app()
+
+    def handle_parser_exception(self) -> None:
+        """Close after a fault of the client."""
+        self._fail()
+
+    def _fail(self) -> None:
+        """Send the close frame that `conn` has prepared, and drop all that comes."""
+        closed = self.conn.close_sent
+        self.frames = []
+        self.queue.put_nowait(
+            {"type": "websocket.disconnect", "code": closed.code if closed else 1006}
+        )
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = True
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()  # what says to the client that it can close
+        self._cut_later()
+
+    def keepalive_timeout(self) -> None:
+        """Close: no pong came."""
+        super().keepalive_timeout()
+        self._cut_later()
+
+    def _cut_later(self) -> None:
+        """Give the client some seconds to close; then cut it."""
+        if self.disconnected:
+            return
+        if self.close_timer is not None:
+            self.close_timer.cancel()
+        self.close_timer = self.loop.call_later(CLOSE_S, self.transport.abort)

@@ -1,0 +1,416 @@
+"""Requests over a WebSocket, against real processes: messages, ids, errors, and how sockets end."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+from websockets.frames import Frame, Opcode
+
+from tests.pipeline.asking import CHAT, COMPLETIONS, chat, collect, hook, stream
+from tests.pipeline.conftest import System
+from tests.talk import Talk, talking
+from tests.waiting import until
+
+MIB = 1024 * 1024
+
+
+def on_socket(
+    system: System, test: Callable[[Talk], Awaitable[None]], path: str = CHAT, **more: Any
+) -> None:
+    """Run a test on a socket of its own."""
+
+    async def run() -> None:
+        async with talking(system.url, path, **more) as talk:
+            await test(talk)
+
+    asyncio.run(run())
+
+
+def plain(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return chunks without what differs from request to request."""
+    return [{name: c[name] for name in c if name not in ("id", "created")} for c in chunks]
+
+
+# Messages
+
+
+@pytest.mark.parametrize("usage", [False, True])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_chunks_are_the_objects_that_sse_carries(system: System, path: str, usage: bool) -> None:
+    body: dict[str, Any] = {"model": "sim", "seed": 4, "max_tokens": 40}
+    body |= chat("Tell me about chunks.", **body) if path == CHAT else {"prompt": "Once"}
+    if usage:
+        body["stream_options"] = {"include_usage": True}
+    with system.client() as client:
+        expected = stream(client, body, path).chunks
+
+    async def test(talk: Talk) -> None:
+        heard = await talk.ask("a", body)
+        assert heard.done
+        assert plain(heard.chunks) == plain(expected)
+        assert len({chunk["id"] for chunk in heard.chunks}) == 1
+        assert bool(heard.chunks[-1].get("usage")) is usage
+
+    on_socket(system, test, path)
+
+
+def test_stream_need_not_be_said_and_may_be_false(system: System) -> None:
+    async def test(talk: Talk) -> None:
+        for number, more in enumerate([{}, {"stream": False}, {"stream": True}]):
+            heard = await talk.ask(f"{number}", chat(sim=hook("a", "b"), **more))
+            assert [len(heard.chunks), heard.text(), heard.done] == [3, "ab", True]
+
+    on_socket(system, test)
+
+
+def test_many_requests_run_at_once(system: System) -> None:
+    async def test(talk: Talk) -> None:
+        pieces = [f"{k} " for k in range(20)]
+        bodies = [chat(f"{n}", sim=hook(f"<{n}>", *pieces, itl_ms=20)) for n in range(50)]
+        all_heard = [await talk.begin(f"{n}", body) for n, body in enumerate(bodies)]
+        await talk.ended(*all_heard)
+        for number, heard in enumerate(all_heard):
+            assert heard.text() == f"<{number}>" + "".join(pieces)
+            assert heard.done
+        firsts = [heard.times_s[0] for heard in all_heard]
+        ends = [heard.times_s[-1] for heard in all_heard]
+        assert max(firsts) < min(ends), "one after the other"
+
+    on_socket(system, test)
+    system.wait_at_rest()
+
+
+def test_an_id_may_be_used_again_once_its_request_has_ended(system: System) -> None:
+    async def test(talk: Talk) -> None:
+        for number in range(30):
+            assert (await talk.ask("same", chat(sim=hook(f"{number}")))).text() == f"{number}"
+        for _ in range(10):
+            held = await talk.begin("same", chat(sim=hook("a", ttft_ms=20_000)))
+            await talk.cancel("same")
+            await talk.ended(held)
+        assert (await talk.ask("same", chat(sim=hook("b")))).text() == "b"
+        assert not talk.nameless
+
+    on_socket(system, test)
+
+
+@pytest.mark.parametrize("name", ["x" * 256, "日本 🙂", '"\\\n\u0000', "null"])
+def test_ids_come_back_as_they_went(system: System, name: str) -> None:
+    async def test(talk: Talk) -> None:
+        assert (await talk.ask(name, chat(sim=hook("a")))).text() == "a"
+
+    on_socket(system, test)
+
+
+# Cancelling
+
+
+def test_a_cancelled_request_ends_in_an_error_and_the_others_go_on(system: System) -> None:
+    pieces = [f"{k} " for k in range(40)]
+
+    async def test(talk: Talk) -> None:
+        long = await talk.begin("long", chat("1", sim=hook(*pieces, itl_ms=20)))
+        held = await talk.begin("held", chat("2", sim=hook("a", "b", itl_ms=20_000)))
+        silent = await talk.begin("silent", chat("3", sim=hook("a", ttft_ms=20_000)))
+        await talk.chunks_came(held, 1)
+        await talk.cancel("held")
+        await talk.cancel("silent")
+        await talk.ended(held, silent)
+        assert held.error is not None
+        assert silent.error is not None
+        assert held.error["code"] == silent.error["code"] == "request_cancelled"
+        assert held.text() == "a"
+        await talk.ended(long)
+        assert long.text() == "".join(pieces)
+        request = "req_" + held.chunks[0]["id"].removeprefix("chatcmpl-")
+        assert await until(lambda: system.ledger(request)["aborts"] == 1, within_s=1)
+
+    on_socket(system, test)
+    system.wait_at_rest()
+
+
+def test_a_cancel_right_behind_its_request_is_not_lost(system: System) -> None:
+    async def test(talk: Talk) -> None:
+        for number in range(20):
+            heard = await talk.begin(f"{number}", chat(sim=hook("a", ttft_ms=20_000)))
+            await talk.cancel(f"{number}")
+            await talk.ended(heard)
+            assert heard.error is not None
+            assert heard.error["code"] == "request_cancelled"
+
+    on_socket(system, test)
+    system.wait_at_rest()
+
+
+def test_cancelling_what_has_ended_or_never_was_is_silent(system: System) -> None:
+    async def test(talk: Talk) -> None:
+        await talk.ask("a", chat(sim=hook("a")))
+        await talk.cancel("a")
+        await talk.cancel("never")
+        assert (await talk.ask("b", chat(sim=hook("b")))).text() == "b"
+        assert not talk.nameless
+
+    on_socket(system, test)
+
+
+# Errors
+
+
+NO_OBJECTS = ["", "x", "{", "[]", "5", "null", '"a"', '{"id":"a"}{}', '{"id":NaN}', "[" * 100_000]
+
+
+@pytest.mark.parametrize("text", NO_OBJECTS, ids=lambda text: text[:9] or "empty")
+def test_text_that_is_no_object_is_an_error_of_no_request(system: System, text: str) -> None:
+    async def test(talk: Talk) -> None:
+        await talk.say(text)
+        error = await talk.nameless_error()
+        assert error["type"] == "invalid_request_error"
+        assert len(error["message"]) < 300
+        assert (await talk.ask("a", chat(sim=hook("lives")))).text() == "lives"
+
+    on_socket(system, test)
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({}, "id"),
+        ({"id": None, "body": {}}, "id"),
+        ({"id": 5, "body": {}}, "id"),
+        ({"id": "", "body": {}}, "id"),
+        ({"id": "x" * 257, "body": {}}, "id"),
+        ({"type": "cancel"}, "id"),
+        ({"id": "a", "type": 5}, "type"),
+        ({"type": "auth", "key": "x"}, "type"),
+    ],
+)
+def test_a_message_without_a_proper_id_names_the_member(
+    system: System, message: Any, param: str
+) -> None:
+    async def test(talk: Talk) -> None:
+        await talk.say(message)
+        assert (await talk.nameless_error())["param"] == param
+
+    on_socket(system, test)
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "param"),
+    [
+        ({}, None, "body"),
+        ({"type": "begin", "body": chat()}, None, "type"),
+        ({"body": 5}, None, None),
+        ({"body": None}, None, None),
+        ({"body": chat() | {"messages": 5}}, None, "messages"),
+        ({"body": chat(temperature=9)}, None, "temperature"),
+        ({"body": chat(max_tokens=10**7)}, "context_length_exceeded", "max_tokens"),
+        ({"body": chat("word " * 40_000)}, "context_length_exceeded", "messages"),
+        ({"body": chat(model="none")}, "model_not_found", "model"),
+    ],
+)
+def test_a_wrong_request_is_an_error_with_its_id_and_the_member(
+    system: System, message: Any, code: str | None, param: str | None
+) -> None:
+    async def test(talk: Talk) -> None:
+        await talk.say({"id": "a"} | message)
+        heard = talk.heard("a")
+        await talk.ended(heard)
+        assert heard.error is not None
+        assert (heard.error["code"], heard.error["param"]) == (code, param)
+        if set(message) == {"body"}:
+            with system.client() as client:
+                answer = client.post(CHAT, content=json.dumps(message["body"])).json()
+            assert heard.error == answer["error"], "not as over HTTP"
+        assert (await talk.ask("b", chat(sim=hook("lives")))).text() == "lives"
+
+    on_socket(system, test)
+
+
+def test_an_error_in_the_middle_is_one_message_and_the_others_go_on(system: System) -> None:
+    async def test(talk: Talk) -> None:
+        other = await talk.begin("other", chat("1", sim=hook(*"abcdefgh", itl_ms=30)))
+        heard = await talk.ask("a", chat("2", sim=hook(*"abcdefgh", fail_at=5)))
+        assert heard.text() == "abcde"
+        assert heard.error is not None
+        assert heard.error["code"] == "engine_error"
+        await talk.ended(other)
+        assert other.text() == "abcdefgh"
+
+    on_socket(system, test)
+
+
+def test_a_repeated_id_is_an_error_of_no_request_and_the_first_goes_on(system: System) -> None:
+    async def test(talk: Talk) -> None:
+        first = await talk.begin("a", chat(sim=hook("a", "b", itl_ms=300)))
+        await talk.chunks_came(first, 1)
+        for message in ({"body": chat()}, {}, {"type": "what"}):
+            await talk.say({"id": "a"} | message)
+            assert await talk.nameless_error()
+        await talk.ended(first)
+        assert first.text() == "ab"
+        assert first.done
+
+    on_socket(system, test)
+
+
+def test_the_257th_request_at_once_is_refused_and_then_there_is_room(system: System) -> None:
+    async def test(talk: Talk) -> None:
+        slow = hook("a", ttft_ms=60_000)
+        running = [await talk.begin(f"{n}", chat(f"{n}", sim=slow)) for n in range(256)]
+        more = await talk.ask("more", chat())
+        assert more.error is not None
+        assert more.error["code"] == "rate_limit_exceeded"
+        await talk.cancel("0")
+        await talk.ended(running[0])
+        assert (await talk.ask("more", chat(sim=hook("fits")))).text() == "fits"
+
+    on_socket(system, test)
+    system.wait_at_rest(within_s=6)
+
+
+# Ends
+
+
+def test_the_client_closes_with_1000(system: System) -> None:
+    async def test(talk: Talk) -> None:
+        await talk.ask("a", chat(sim=hook("a")))
+        await talk.socket.close()
+        assert await talk.end() == 1000
+
+    on_socket(system, test)
+
+
+def test_binary_closes_with_1003(system: System) -> None:
+    async def test(talk: Talk) -> None:
+        await talk.begin("a", chat(sim=hook("a", ttft_ms=30_000)))
+        await talk.socket.send(b"{}")
+        assert await talk.end() == 1003
+
+    on_socket(system, test)
+    system.wait_at_rest(within_s=1)
+
+
+def test_bad_utf_8_closes_with_1007_and_leaves_no_traceback(system: System) -> None:
+    async def test(talk: Talk) -> None:
+        await talk.begin("a", chat(sim=hook("a", ttft_ms=30_000)))
+        await talk.socket.send(b'{"id":"\xff"}', text=True)
+        assert await talk.end() == 1007
+
+    on_socket(system, test)
+    system.wait_at_rest(within_s=1)
+    assert "Traceback" not in system.gateway.process.said()
+
+
+def test_a_message_over_16_mib_closes_with_1009_while_streams_run(system: System) -> None:
+    async def test(talk: Talk) -> None:
+        heard = await talk.begin("a", chat(sim=hook(*["a"] * 500, itl_ms=5)))
+        await talk.chunks_came(heard, 1)
+        await talk.say("x" * (16 * MIB + 1))
+        assert await talk.end() == 1009
+
+    on_socket(system, test)
+    system.wait_at_rest(within_s=1)
+    assert "Traceback" not in system.gateway.process.said()
+
+
+def test_a_message_of_16_mib_is_taken(system: System) -> None:
+    async def test(talk: Talk) -> None:
+        text = json.dumps({"id": "a", "body": chat(sim=hook("a"))})
+        await talk.say(text + " " * (16 * MIB - len(text)))
+        await talk.ended(talk.heard("a"))
+        assert talk.heard("a").text() == "a"
+
+    on_socket(system, test)
+
+
+def test_a_protocol_fault_closes_with_1002(system: System) -> None:
+    async def test(talk: Talk) -> None:
+        talk.socket.protocol.send_frame(Frame(Opcode.CONT, b"x"))
+        talk.socket.send_data()
+        assert await talk.end() == 1002
+
+    on_socket(system, test)
+
+
+def test_fragments_without_end_close_with_1009(system: System) -> None:
+    async def test(talk: Talk) -> None:
+        protocol = talk.socket.protocol
+        protocol.send_frame(Frame(Opcode.TEXT, b"x", fin=False))
+        for _ in range(70_000):
+            protocol.send_frame(Frame(Opcode.CONT, b"", fin=False))
+        talk.socket.send_data()
+        assert await talk.end() == 1009
+
+    on_socket(system, test)
+
+
+@pytest.mark.parametrize("how", ["close", "cut"])
+def test_the_end_of_a_socket_aborts_what_runs_and_takes_out_what_waits(
+    system: System, how: str
+) -> None:
+    requests: list[str] = []
+
+    async def test(talk: Talk) -> None:
+        sim = hook("a", "b", ttft_ms=0, itl_ms=30_000)
+        running = await talk.begin("runs", chat("1", model="tiny", sim=sim))
+        await talk.chunks_came(running, 1)
+        requests.append("req_" + running.chunks[0]["id"].removeprefix("chatcmpl-"))
+        for number in range(8):  # one slot, four ahead of their turn, and some in the queue
+            await talk.begin(f"{number}", chat(model="tiny", sim=hook("never")))
+        await until(lambda: asyncio.to_thread(lambda: system.queued() == 9), within_s=3)
+        if how == "cut":
+            talk.socket.transport.abort()
+        else:
+            await talk.socket.close()
+
+    on_socket(system, test)
+    system.wait_at_rest(within_s=1)
+    assert system.ledger(requests[0]) == {"starts": 1, "aborts": 1, "tokens": 1}
+    with system.client() as client:
+        body = chat(model="tiny", sim=hook("next"))
+        assert collect(client, body)["choices"][0]["message"]["content"] == "next"
+
+
+# The handshake
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Origin": "https://evil.example"}, {"Origin": "null"}, {"Host": "evil.example"}]
+)
+def test_without_keys_another_host_or_origin_is_403(
+    system: System, headers: dict[str, str]
+) -> None:
+    refused = _refused(system, CHAT, headers)
+    assert refused.response.status_code == 403
+    assert json.loads(refused.response.body or b"")["error"]["code"] == "forbidden"
+
+
+def test_a_page_of_this_machine_is_served(system: System) -> None:
+    async def test(talk: Talk) -> None:
+        assert (await talk.ask("a", chat(sim=hook("a")))).text() == "a"
+
+    on_socket(system, test, additional_headers={"Origin": "http://localhost:3000"})
+
+
+def test_a_path_without_sockets_is_404(system: System) -> None:
+    refused = _refused(system, "/v1/models", {})
+    assert refused.response.status_code == 404
+    assert json.loads(refused.response.body or b"")["error"]["code"] == "not_found"
+
+
+def _refused(system: System, path: str, headers: dict[str, str]) -> InvalidStatus:
+    async def run() -> None:
+        url = system.url.replace("http", "ws", 1) + path
+        host = headers.pop("Host", None)
+        more = {} if host is None else {"host": "127.0.0.1", "port": int(system.url[-5:])}
+        url = url if host is None else f"ws://{host}{path}"
+        async with connect(url, additional_headers=headers, proxy=None, **more):
+            pass
+
+    with pytest.raises(InvalidStatus) as refused:
+        asyncio.run(run())
+    return refused.value

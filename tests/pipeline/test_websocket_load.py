@@ -1,0 +1,198 @@
+"""Many streams over WebSockets: every token exact, nobody waits for another, memory bounded."""
+
+import asyncio
+import itertools
+import json
+import multiprocessing
+import socket
+import time
+from contextlib import AsyncExitStack
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from websockets.sync.client import connect
+
+from tests.pipeline.asking import CHAT, chat, hook
+from tests.pipeline.conftest import System
+from tests.talk import Heard, Talk, talking
+
+STREAMS = 100
+SLOW = 17
+SLACK_S = 1.5
+OPEN = 500
+STREAM_BYTES_MAX = 32 * 1024
+PING_S_MAX = 1.0
+
+
+def _memory(system: System) -> int:
+    """Return the gateway's bytes, its share of what is shared counted in part."""
+    return int(psutil.Process(system.gateway.process.pid).memory_full_info().pss)
+
+
+def _bodies() -> list[dict[str, Any]]:
+    """Return requests of mixed lengths, one of them slow."""
+    bodies = [
+        chat(f"Stream {number}.", seed=number, max_tokens=5 + 7 * number % 200, ignore_eos=True)
+        for number in range(STREAMS)
+    ]
+    bodies[SLOW] = chat("Slow.", sim=hook(*(f"{k} " for k in range(20)), itl_ms=200))
+    return bodies
+
+
+async def _whole(system: System, bodies: list[dict[str, Any]]) -> list[str]:
+    limits = httpx.Limits(max_connections=20)
+    async with httpx.AsyncClient(base_url=system.url, timeout=60, limits=limits) as client:
+        answers = await asyncio.gather(*(client.post(CHAT, json=body) for body in bodies))
+    return [answer.json()["choices"][0]["message"]["content"] for answer in answers]
+
+
+@pytest.mark.parametrize("sockets", [1, STREAMS])
+def test_100_streams_are_exact_and_do_not_wait_for_the_slow_one(
+    system: System, sockets: int
+) -> None:
+    async def run() -> None:
+        bodies = _bodies()
+        texts = await _whole(system, bodies)
+        async with AsyncExitStack() as stack:
+            talks = [
+                await stack.enter_async_context(talking(system.url, CHAT)) for _ in range(sockets)
+            ]
+            turns = itertools.cycle(talks)
+            begun = [(next(turns), f"{n}", body) for n, body in enumerate(bodies)]
+            all_heard = [await talk.begin(name, body) for talk, name, body in begun]
+            for (talk, _, _), heard in zip(begun, all_heard, strict=True):
+                await talk.ended(heard)
+        assert [heard.text() for heard in all_heard] == texts
+        assert all(heard.done for heard in all_heard)
+        slow_end_s = all_heard[SLOW].times_s[-1]
+        others = [heard for number, heard in enumerate(all_heard) if number != SLOW]
+        assert max(heard.times_s[-1] for heard in others) < slow_end_s - 1
+
+    asyncio.run(run())
+    system.wait_at_rest()
+
+
+def test_a_fast_request_in_a_crowd_ends_as_soon_as_alone(system: System) -> None:
+    fast = chat("fast", sim=hook(*"abcdefghij", itl_ms=20, ttft_ms=0))
+    crowd = chat("crowd", sim=hook(*(f"{k} " for k in range(100)), itl_ms=20, ttft_ms=0))
+
+    async def took_s(talk: Talk) -> float:
+        begun_s = time.monotonic()
+        heard = await talk.ask("fast", fast)
+        assert heard.text() == "abcdefghij"
+        return time.monotonic() - begun_s
+
+    async def run() -> None:
+        async with talking(system.url, CHAT) as talk:
+            alone_s = await took_s(talk)
+            others = [await talk.begin(f"{n}", crowd) for n in range(STREAMS)]
+            await talk.chunks_came(others[-1], 1)
+            assert await took_s(talk) < alone_s + SLACK_S
+            assert not any(heard.done for heard in others)
+            await talk.ended(*others)
+
+    asyncio.run(run())
+    system.wait_at_rest()
+
+
+def test_one_slow_reader_takes_bounded_memory_and_nothing_from_the_others(system: System) -> None:
+    pieces = [f"{k:05} " * 200 for k in range(700)]  # 840 kB, more than the buffers together hold
+    large = chat("large", sim=hook(*pieces, itl_ms=0, ttft_ms=0))
+    paced = chat("paced", sim=hook(*(f"{k} " for k in range(60)), itl_ms=20, ttft_ms=0))
+
+    async def run() -> None:
+        with socket.create_connection(("127.0.0.1", int(system.url[-5:]))) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
+            async with (
+                talking(system.url, CHAT, sock=sock) as slow,
+                talking(system.url, CHAT) as fast,
+            ):
+                warm = [await fast.begin(f"warm {n}", large) for n in range(16)]
+                await fast.ended(*warm)
+                before = _memory(system)
+                slow.socket.transport.pause_reading()
+                held = [await slow.begin(f"{n}", large) for n in range(16)]
+                others = [await fast.begin(f"{n}", paced) for n in range(30)]
+                await fast.ended(*others)
+                assert max(_longest_gap_s(heard) for heard in others) < SLACK_S
+                assert _memory(system) - before < 10 * 1024 * 1024
+                slow.socket.transport.resume_reading()
+                await slow.ended(*held)
+                assert {heard.text() for heard in held} == {"".join(pieces)}
+
+    asyncio.run(run())
+    system.wait_at_rest()
+
+
+def _longest_gap_s(heard: Heard) -> float:
+    return max(later - sooner for sooner, later in itertools.pairwise(heard.times_s))
+
+
+def test_an_open_stream_takes_at_most_32_kib(system: System) -> None:
+    held = chat("held", sim=hook("a", "b", ttft_ms=0, itl_ms=600_000))
+
+    async def run() -> int:
+        async with AsyncExitStack() as stack:
+
+            async def opened(count: int) -> None:
+                for _ in range(count):
+                    talk = await stack.enter_async_context(talking(system.url, CHAT))
+                    await talk.chunks_came(await talk.begin("a", held), 1)
+
+            await opened(20)
+            before = _memory(system)
+            await opened(OPEN)
+            return _memory(system) - before
+
+    assert asyncio.run(run()) / OPEN <= STREAM_BYTES_MAX
+    system.wait_at_rest(within_s=10)
+
+
+def _pings(url: str, stop: Any, answer: Any) -> None:
+    """Measure the time until each pong, in a process of its own."""
+    times_s = []
+    with connect(url, compression=None, proxy=None) as client:
+        answer.put(0.0)
+        while not stop.is_set() or not times_s:
+            begun_s = time.monotonic()
+            client.ping().wait(60)
+            times_s.append(time.monotonic() - begun_s)
+            time.sleep(0.005)
+    answer.put(max(times_s))
+
+
+@pytest.mark.parametrize("kind", ["words", "one word", "token ids", "messages"])
+def test_a_prompt_of_5_mb_delays_nobodys_pong(system: System, kind: str) -> None:
+    size = 5 * 1024 * 1024
+    bodies: dict[str, dict[str, Any]] = {
+        "words": chat("the river carries water " * (size // 24)),
+        "one word": chat("x" * size),
+        "token ids": {"model": "sim", "prompt": [300] * (size // 5)},
+        "messages": {"model": "sim", "messages": chat()["messages"] * (size // 60)},
+    }
+    path = "/v1/completions" if kind == "token ids" else CHAT
+    text = json.dumps({"id": "a", "body": bodies[kind]})
+
+    async def run() -> None:
+        async with talking(system.url, path) as talk:
+            await talk.say(text)
+            await talk.ended(talk.heard("a"))
+            error = talk.heard("a").error
+            assert error is not None
+            assert error["code"] == "context_length_exceeded"
+
+    spawn = multiprocessing.get_context("spawn")
+    stop, answer = spawn.Event(), spawn.Queue()
+    url = system.url.replace("http", "ws", 1) + CHAT
+    pinging = spawn.Process(target=_pings, args=(url, stop, answer))
+    pinging.start()
+    try:
+        answer.get(timeout=30)  # it has connected
+        asyncio.run(run())
+        stop.set()
+        assert answer.get(timeout=30) < PING_S_MAX
+    finally:
+        stop.set()
+        pinging.join(10)

@@ -1,0 +1,178 @@
+"""Sockets on a real port and a real broker, with an ingress that does as the test says."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+import pytest
+import uvloop
+
+from headrace import topology
+from headrace.bus import Bus, BusSettings, connection
+from headrace.http import WebSocketDoor, serve
+from schemas.errors import BrokerUnavailable, Refusal, TooManyRequests
+from schemas.subjects import ReplySubject
+from schemas.wire import Finished, Piece, Shape, Started, Tokens, Usage, encode_frame
+from streamer import buffer
+from streamer.mailbox import Mailbox
+from streamer.websocket import Sockets
+from tests.servers import NatsServer
+from tests.talk import talking
+from tests.waiting import until
+
+PATH = "/v1/completions"
+SHAPE = Shape("completion", "m", 5, False, 1, False)
+
+
+class Ingress:
+    """An `Admission` that lets all in; requests run as long as `pieces` says."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.refuse_identity: Exception | None = None
+        self.refuse_request: Exception | None = None
+        self.text = "t"
+        self.pieces = 3
+
+    async def identify(self, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+        if self.refuse_identity is not None:
+            raise self.refuse_identity
+        return "t"
+
+    async def identify_key(self, key: str) -> str:
+        return "t"
+
+    async def admit(
+        self,
+        tenant: str,
+        body: bytes,
+        *,
+        chat: bool,
+        request: str,
+        streamer: str,
+        deadline_s: float,
+    ) -> None:
+        if self.refuse_request is not None:
+            raise self.refuse_request
+        subject = str(ReplySubject(streamer, tenant, request))
+        claim = await self.bus.store(subject, encode_frame(Started(0, "w", 0, SHAPE)))
+        for seq in range(self.pieces):
+            piece = Piece(0, self.text, (seq,))
+            await self.bus.publish(subject, encode_frame(Tokens(claim.seq, seq, (piece,))))
+        usage = Usage(1, self.pieces, 0)
+        end = Finished(claim.seq, self.pieces, (), ("stop",), usage, {})
+        await self.bus.publish(subject, encode_frame(end))
+
+
+class Door:
+    """Sockets that are served, and what is behind them."""
+
+    def __init__(self, bus: Bus, sockets_max: int) -> None:
+        self.mailbox = Mailbox(bus, f"s-{time.monotonic_ns()}")
+        self.ingress = Ingress(bus)
+        self.sockets = Sockets(self.mailbox, self.ingress, sockets_max=sockets_max)
+        self.url = ""
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str, sockets_max: int) -> AsyncIterator[Door]:
+    async with connection(BusSettings(url), name="test", timeout_s=10) as bus:
+        await topology.apply(bus)
+        door = Door(bus, sockets_max)
+        await door.mailbox.start()
+        ticking = asyncio.create_task(door.mailbox.tick_forever())
+        websocket = WebSocketDoor(door.sockets)
+        serving = await serve(door.sockets, host="127.0.0.1", port=0, websocket=websocket)
+        door.url = serving.url
+        try:
+            yield door
+        finally:
+            ticking.cancel()
+            await serving.close(grace_s=0)
+
+
+def at_door(
+    server: NatsServer, test: Callable[[Door], Awaitable[None]], *, sockets_max: int = 100
+) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(60), opened(server.url, sockets_max) as door:
+            await test(door)
+
+    uvloop.run(run())
+
+
+def test_one_socket_too_many_closes_with_1013(own_nats: NatsServer) -> None:
+    async def test(door: Door) -> None:
+        async with talking(door.url, PATH) as first:
+            async with talking(door.url, PATH) as second:
+                assert await second.end() == 1013
+            assert (await first.ask("a", {})).text() == "ttt"
+        await until(lambda: not door.sockets.open_count)
+        async with talking(door.url, PATH) as third:
+            assert (await third.ask("a", {})).text() == "ttt"
+
+    at_door(own_nats, test, sockets_max=1)
+
+
+def test_no_ingress_to_ask_closes_with_1013(own_nats: NatsServer) -> None:
+    async def test(door: Door) -> None:
+        door.ingress.refuse_identity = BrokerUnavailable("No ingress answers.")
+        async with talking(door.url, PATH) as talk:
+            assert await talk.end() == 1013
+
+    at_door(own_nats, test)
+
+
+@pytest.mark.parametrize("fault", [TooManyRequests("Later."), ValueError("our fault")])
+def test_a_refused_or_failed_admission_ends_its_request_alone(
+    own_nats: NatsServer, fault: Exception
+) -> None:
+    async def test(door: Door) -> None:
+        async with talking(door.url, PATH) as talk:
+            door.ingress.refuse_request = fault
+            error = (await talk.ask("a", {})).error
+            assert error is not None
+            expected = fault.code if isinstance(fault, Refusal) else "internal_error"
+            assert error["code"] == expected
+            door.ingress.refuse_request = None
+            assert (await talk.ask("a", {})).text() == "ttt"
+        await until(lambda: not door.mailbox.open_count)
+
+    at_door(own_nats, test)
+
+
+def test_a_fault_of_the_socket_itself_closes_with_1011(
+    own_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(door: Door) -> None:
+        def fail(**_: object) -> None:
+            raise ValueError("our fault")
+
+        async with talking(door.url, PATH) as talk:
+            assert (await talk.ask("a", {})).text() == "ttt"
+            monkeypatch.setattr(door.mailbox, "open", fail)
+            await talk.say({"id": "b", "body": {}})
+            assert await talk.end() == 1011
+
+    at_door(own_nats, test)
+
+
+def test_a_client_that_does_not_read_is_cut_and_leaves_nothing(
+    own_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buffer, "STALLED_S_MAX", 1.0)
+
+    async def test(door: Door) -> None:
+        door.ingress.text, door.ingress.pieces = "x" * 50_000, 200
+        async with talking(door.url, PATH) as talk:
+            talk.socket.transport.pause_reading()
+            for number in range(3):
+                await talk.begin(f"{number}", {})
+            await until(lambda: door.mailbox.open_count == 3)
+            await until(lambda: not door.mailbox.open_count, within_s=20)
+            await until(lambda: not door.sockets.open_count)
+            talk.socket.transport.resume_reading()
+            assert await talk.end() in (1006, 1011)
+
+    at_door(own_nats, test)
