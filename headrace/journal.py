@@ -53,28 +53,13 @@ async def walk(
     """
     more = True
     while more:
-        more = False
-        query = {
-            "seq": after_seq + 1,
-            "next_by_subj": subject,
-            "batch": batch,
-            "max_bytes": _BATCH_BYTES,
-        }
-        async with aclosing(_gather(bus, f"$JS.API.DIRECT.GET.{stream}", query)) as answers:
-            async for answer in answers:
-                headers = answer.headers or {}
-                match headers.get("Status"):
-                    case None:
-                        after_seq = int(headers[SEQUENCE])
-                        yield answer
-                    case "204":  # end of batch
-                        more = headers.get("Nats-Num-Pending", "0") != "0"
-                        break
-                    case "404":  # nothing under this subject
-                        break
-                    case status:
-                        description = headers.get("Description", "")
-                        raise BrokerRefused(description, code=0, status=int(status))
+        messages, more = await _read_batch(
+            bus, stream, subject, after_seq=after_seq, batch=batch, bytes_max=_BATCH_BYTES
+        )
+        for message in messages:
+            yield message
+        if messages:
+            after_seq = int((messages[-1].headers or {})[SEQUENCE])
 
 
 async def read_page(
@@ -84,15 +69,38 @@ async def read_page(
 
     Raises BrokerAway and BrokerRefused.
     """
-    entries: list[Entry] = []
-    size = 0
-    async with aclosing(walk(bus, stream, subject, after_seq=after_seq)) as messages:
-        async for message in messages:
-            if size >= bytes_max:
-                return entries, True
-            entries.append(_entry(message.data, message.headers or {}))
-            size += len(message.data)
-    return entries, False
+    messages, more = await _read_batch(
+        bus, stream, subject, after_seq=after_seq, batch=_BATCH, bytes_max=bytes_max
+    )
+    return [_entry(message.data, message.headers or {}) for message in messages], more
+
+
+async def _read_batch(
+    bus: Bus, stream: str, subject: str, *, after_seq: int, batch: int, bytes_max: int
+) -> tuple[list[Message], bool]:
+    """Return one batch, and whether there is more; a message over `bytes_max` comes alone."""
+    query = {
+        "seq": after_seq + 1,
+        "next_by_subj": subject,
+        "batch": batch,
+        "max_bytes": bytes_max,
+    }
+    messages: list[Message] = []
+    async with aclosing(_gather(bus, f"$JS.API.DIRECT.GET.{stream}", query)) as answers:
+        async for answer in answers:
+            headers = answer.headers or {}
+            match headers.get("Status"):
+                case None:
+                    messages.append(answer)
+                case "204":  # end of batch
+                    pending = headers.get("Nats-Num-Pending", "0") != "0"
+                    return messages, pending and bool(messages)
+                case "404":  # nothing under this subject
+                    break
+                case status:
+                    description = headers.get("Description", "")
+                    raise BrokerRefused(description, code=0, status=int(status))
+    return messages, False
 
 
 async def _gather(

@@ -11,9 +11,9 @@ from urllib.parse import quote
 import pytest
 
 from tests.browser.chromium import binary, page
-from tests.pipeline.conftest import System, system
+from tests.pipeline.conftest import System, mode, system
 
-__all__ = ["system"]  # the fixture
+__all__ = ["mode", "system"]  # fixtures
 
 PIECES = [f"word{k} " for k in range(30)]
 SPREAD_MS = 500.0  # they are made 40 ms apart: all at once would be a buffer somewhere

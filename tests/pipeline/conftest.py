@@ -31,6 +31,8 @@ REDIRECT_S = 6.0
 
 Mode = Literal["gateway", "split"]
 
+SAME_CODE = "takes long, and the tiers apart change nothing about it"
+
 GATEWAY_ONLY = {
     "test_gateway_and_one_worker_take_at_most_250_mb_at_rest": "the bound is a gateway's",
     "test_a_gateway_told_to_stop_ends_its_streams_and_refuses_new_ones": (
@@ -39,8 +41,13 @@ GATEWAY_ONLY = {
     "test_a_gateway_past_its_grace_ends_streams_with_an_error_that_says_so": (
         "streams end at a streamer: test_redirects stops one past its grace"
     ),
+    "test_a_quiet_stream_gets_a_comment_within_15_s_also_between_tokens": SAME_CODE,
+    "test_a_prompt_of_5_mb_delays_nobodys_pong": SAME_CODE,
+    "test_an_open_stream_takes_at_most_32_kib": SAME_CODE,
+    "test_one_slow_reader_takes_bounded_memory_and_nothing_from_the_others": SAME_CODE,
+    "test_a_fast_request_in_a_crowd_ends_as_soon_as_alone": SAME_CODE,
 }
-"""Tests of what exists in a gateway only, and why."""
+"""Tests of what exists in a gateway only, and why; and some that take long."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -108,6 +115,11 @@ class System:
     def url(self) -> str:
         """Where requests are sent: the doors in turn."""
         return next(self._turns).url
+
+    @property
+    def socket_end(self) -> Node:
+        """A process at which WebSockets end: a streamer where there are some."""
+        return self.streamers[0] if self.streamers else self.doors[0]
 
     @property
     def front(self) -> tuple[Node, ...]:

@@ -37,11 +37,16 @@ def test_answers_and_refusals_may_be_read_by_the_page(system: System, stream: bo
             client.get("/v1/nothing", headers=PAGE),
         ]
     assert [answer.status_code for answer in answers] == [200, 400, 200, 404]
-    for answer in answers:
+    reply, *others = answers
+    # A reply behind a redirect may be read by any page that has its ticket.
+    anyones = "*" if system.mode == "split" else PAGE["origin"]
+    assert reply.headers["access-control-allow-origin"] == anyones
+    for answer in others:
         assert answer.headers["access-control-allow-origin"] == PAGE["origin"]
 
 
 def test_an_answer_to_no_page_has_no_such_header(system: System) -> None:
     with system.client() as client:
-        answer = client.post(CHAT, json=chat(max_tokens=2))
+        answer = client.post(CHAT, json=chat(max_tokens=2), follow_redirects=False)
+    assert answer.status_code == (303 if system.mode == "split" else 200)
     assert "access-control-allow-origin" not in answer.headers

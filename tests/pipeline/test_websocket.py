@@ -24,7 +24,7 @@ def on_socket(
     """Run a test on a socket of its own."""
 
     async def run() -> None:
-        async with talking(system.url, path, **more) as talk:
+        async with talking(system.socket_end.url, path, **more) as talk:
             await test(talk)
 
     asyncio.run(run())
@@ -302,7 +302,7 @@ def test_bad_utf_8_closes_with_1007_and_leaves_no_traceback(system: System) -> N
 
     on_socket(system, test)
     system.wait_at_rest(within_s=1)
-    assert "Traceback" not in system.gateway.process.said()
+    assert "Traceback" not in system.socket_end.process.said()
 
 
 def test_a_message_over_16_mib_closes_with_1009_while_streams_run(system: System) -> None:
@@ -314,7 +314,7 @@ def test_a_message_over_16_mib_closes_with_1009_while_streams_run(system: System
 
     on_socket(system, test)
     system.wait_at_rest(within_s=1)
-    assert "Traceback" not in system.gateway.process.said()
+    assert "Traceback" not in system.socket_end.process.said()
 
 
 def test_a_message_of_16_mib_is_taken(system: System) -> None:
@@ -404,9 +404,13 @@ def test_a_path_without_sockets_is_404(system: System) -> None:
 
 def _refused(system: System, path: str, headers: dict[str, str]) -> InvalidStatus:
     async def run() -> None:
-        url = system.url.replace("http", "ws", 1) + path
+        url = system.socket_end.url.replace("http", "ws", 1) + path
         host = headers.pop("Host", None)
-        more = {} if host is None else {"host": "127.0.0.1", "port": int(system.url[-5:])}
+        more = (
+            {}
+            if host is None
+            else {"host": "127.0.0.1", "port": int(system.socket_end.url.rpartition(":")[2])}
+        )
         url = url if host is None else f"ws://{host}{path}"
         async with connect(url, additional_headers=headers, proxy=None, **more):
             pass

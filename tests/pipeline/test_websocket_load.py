@@ -28,7 +28,7 @@ PING_S_MAX = 1.0
 
 def _memory(system: System) -> int:
     """Return the gateway's bytes, its share of what is shared counted in part."""
-    return int(psutil.Process(system.gateway.process.pid).memory_full_info().pss)
+    return int(psutil.Process(system.socket_end.process.pid).memory_full_info().pss)
 
 
 def _bodies() -> list[dict[str, Any]]:
@@ -43,7 +43,9 @@ def _bodies() -> list[dict[str, Any]]:
 
 async def _whole(system: System, bodies: list[dict[str, Any]]) -> list[str]:
     limits = httpx.Limits(max_connections=20)
-    async with httpx.AsyncClient(base_url=system.url, timeout=60, limits=limits) as client:
+    async with httpx.AsyncClient(
+        base_url=system.url, timeout=60, limits=limits, follow_redirects=True
+    ) as client:
         answers = await asyncio.gather(*(client.post(CHAT, json=body) for body in bodies))
     return [answer.json()["choices"][0]["message"]["content"] for answer in answers]
 
@@ -57,7 +59,8 @@ def test_100_streams_are_exact_and_do_not_wait_for_the_slow_one(
         texts = await _whole(system, bodies)
         async with AsyncExitStack() as stack:
             talks = [
-                await stack.enter_async_context(talking(system.url, CHAT)) for _ in range(sockets)
+                await stack.enter_async_context(talking(system.socket_end.url, CHAT))
+                for _ in range(sockets)
             ]
             turns = itertools.cycle(talks)
             begun = [(next(turns), f"{n}", body) for n, body in enumerate(bodies)]
@@ -85,7 +88,7 @@ def test_a_fast_request_in_a_crowd_ends_as_soon_as_alone(system: System) -> None
         return time.monotonic() - begun_s
 
     async def run() -> None:
-        async with talking(system.url, CHAT) as talk:
+        async with talking(system.socket_end.url, CHAT) as talk:
             alone_s = await took_s(talk)
             others = [await talk.begin(f"{n}", crowd) for n in range(STREAMS)]
             await talk.chunks_came(others[-1], 1)
@@ -103,11 +106,13 @@ def test_one_slow_reader_takes_bounded_memory_and_nothing_from_the_others(system
     paced = chat("paced", sim=hook(*(f"{k} " for k in range(60)), itl_ms=20, ttft_ms=0))
 
     async def run() -> None:
-        with socket.create_connection(("127.0.0.1", int(system.url[-5:]))) as sock:
+        with socket.create_connection(
+            ("127.0.0.1", int(system.socket_end.url.rpartition(":")[2]))
+        ) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
             async with (
-                talking(system.url, CHAT, sock=sock) as slow,
-                talking(system.url, CHAT) as fast,
+                talking(system.socket_end.url, CHAT, sock=sock) as slow,
+                talking(system.socket_end.url, CHAT) as fast,
             ):
                 warm = [await fast.begin(f"warm {n}", large) for n in range(16)]
                 await fast.ended(*warm)
@@ -138,7 +143,7 @@ def test_an_open_stream_takes_at_most_32_kib(system: System) -> None:
 
             async def opened(count: int) -> None:
                 for _ in range(count):
-                    talk = await stack.enter_async_context(talking(system.url, CHAT))
+                    talk = await stack.enter_async_context(talking(system.socket_end.url, CHAT))
                     await talk.chunks_came(await talk.begin("a", held), 1)
 
             await opened(20)
@@ -176,7 +181,7 @@ def test_a_prompt_of_5_mb_delays_nobodys_pong(system: System, kind: str) -> None
     text = json.dumps({"id": "a", "body": bodies[kind]})
 
     async def run() -> None:
-        async with talking(system.url, path) as talk:
+        async with talking(system.socket_end.url, path) as talk:
             await talk.say(text)
             await talk.ended(talk.heard("a"))
             error = talk.heard("a").error
@@ -185,7 +190,7 @@ def test_a_prompt_of_5_mb_delays_nobodys_pong(system: System, kind: str) -> None
 
     spawn = multiprocessing.get_context("spawn")
     stop, answer = spawn.Event(), spawn.Queue()
-    url = system.url.replace("http", "ws", 1) + CHAT
+    url = system.socket_end.url.replace("http", "ws", 1) + CHAT
     pinging = spawn.Process(target=_pings, args=(url, stop, answer))
     pinging.start()
     try:
