@@ -43,7 +43,10 @@ def test_a_page_of_another_origin_shows_both_transports_token_by_token(
     pages: str,
     tmp_path: Path,
 ) -> None:
-    with page(f"{pages}/page.html?api={quote(system.url)}", tmp_path) as shown:
+    with page(
+        f"{pages}/page.html?api={quote(system.url)}&sockets={quote(system.socket_end.url)}",
+        tmp_path,
+    ) as shown:
         outcome = shown.value("both")
         texts = [
             shown.value(f"document.getElementById('{name}').textContent")

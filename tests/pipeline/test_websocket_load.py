@@ -109,9 +109,9 @@ def test_one_slow_reader_takes_bounded_memory_and_nothing_from_the_others(system
         with socket.create_connection(
             ("127.0.0.1", int(system.socket_end.url.rpartition(":")[2]))
         ) as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 256 * 1024)
             async with (
-                talking(system.socket_end.url, CHAT, sock=sock) as slow,
+                talking(system.socket_end.url, CHAT, sock=sock, ping_interval=None) as slow,
                 talking(system.socket_end.url, CHAT) as fast,
             ):
                 warm = [await fast.begin(f"warm {n}", large) for n in range(16)]
