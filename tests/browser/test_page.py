@@ -11,9 +11,11 @@ from urllib.parse import quote
 import pytest
 
 from tests.browser.chromium import binary, page
-from tests.pipeline.conftest import System, mode, system
+from tests.pipeline.conftest import Mode, System, system
 
-__all__ = ["mode", "system"]  # fixtures
+__all__ = ["system"]  # the fixture
+
+pytestmark = pytest.mark.split
 
 PIECES = [f"word{k} " for k in range(30)]
 SPREAD_MS = 500.0  # they are made 40 ms apart: all at once would be a buffer somewhere
@@ -22,6 +24,12 @@ SPREAD_MS = 500.0  # they are made 40 ms apart: all at once would be a buffer so
 class _Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         pass
+
+
+@pytest.fixture(scope="session")
+def mode() -> Mode:
+    """The form of the system: a gateway."""
+    return "gateway"
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from tests.compose.conftest import KEY, STREAMERS, Composed
 from tests.pipeline.asking import CHAT, chat, collect, hook, refusal, stream
 from tests.servers import wait_for
 
+pytestmark = pytest.mark.split
+
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 SAID = ["one ", "two ", "three"]
 
