@@ -13,17 +13,17 @@ VLLM_ENVIRON = HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_
 tool = @if [ -x $(BIN)/$(2) ]; then echo "$(2) $(3)"; $(BIN)/$(2) $(3); \
 	else echo "SKIP $(1): $(2) is not installed"; fi
 
-.PHONY: run test test-split run-vllm test-vllm bench lint format clean
+.PHONY: run test test-slow run-vllm test-vllm bench lint format clean
 .DELETE_ON_ERROR:
 
 run: .venv/installed
 	$(BIN)/headrace up $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest -m "not vllm and not split" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not vllm and not slow" $(PYTEST_ARGS)
 
-test-split: .venv/installed
-	$(BIN)/python -m pytest -m split $(PYTEST_ARGS)
+test-slow: .venv/installed
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 lint: .venv/installed
 	$(call tool,lint,ruff,check .)

@@ -15,7 +15,7 @@ from tests.pipeline.conftest import Mode, System, system
 
 __all__ = ["system"]  # the fixture
 
-pytestmark = pytest.mark.split
+pytestmark = pytest.mark.slow
 
 PIECES = [f"word{k} " for k in range(30)]
 SPREAD_MS = 500.0  # they are made 40 ms apart: all at once would be a buffer somewhere

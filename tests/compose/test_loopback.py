@@ -15,7 +15,7 @@ from tests.compose.conftest import KEY, STREAMERS, Composed
 from tests.pipeline.asking import CHAT, chat, collect, hook, refusal, stream
 from tests.servers import wait_for
 
-pytestmark = pytest.mark.split
+pytestmark = pytest.mark.slow
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 SAID = ["one ", "two ", "three"]

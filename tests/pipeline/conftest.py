@@ -53,7 +53,7 @@ GATEWAY_ONLY = {
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if _mode_of(item) == "split":
-            item.add_marker(pytest.mark.split)
+            item.add_marker(pytest.mark.slow)
     left_out = [item for item in items if _is_left_out(item)]
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=left_out)

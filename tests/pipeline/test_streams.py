@@ -138,6 +138,7 @@ def test_headers_come_before_the_first_token(system: System) -> None:
             assert time.monotonic() - begun_s > 1.4
 
 
+@pytest.mark.slow
 def test_a_comment_comes_within_15_s_of_quiet_before_and_between_tokens(system: System) -> None:
     hooks = [hook("a", ttft_ms=15_500), hook("a", "b", ttft_ms=0, itl_ms=15_500)]
 

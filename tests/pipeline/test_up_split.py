@@ -17,7 +17,7 @@ import pytest
 from tests.pipeline.asking import CHAT, chat, collect, hook, stream
 from tests.servers import Process, free_port, node, wait_for
 
-pytestmark = pytest.mark.split
+pytestmark = pytest.mark.slow
 
 PIECES = [f"<{number}>" for number in range(150)]
 

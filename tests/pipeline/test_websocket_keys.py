@@ -108,6 +108,7 @@ def test_a_key_in_the_url_is_not_looked_at_and_not_logged(keyed: Node) -> None:
     assert KEY[3:9] not in keyed.process.said()
 
 
+@pytest.mark.slow
 def test_no_key_within_10_s_closes_with_1008(keyed: Node) -> None:
     async def run() -> None:
         begun_s = time.monotonic()
