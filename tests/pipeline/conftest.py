@@ -174,8 +174,12 @@ class System:
         return asyncio.run(ask())
 
     def queued(self) -> int:
-        """Return how many requests are in REQUESTS."""
-        return int(self.api("STREAM.INFO.REQUESTS")["state"]["messages"])
+        """Return how many requests are in REQUESTS, counted by their subjects.
+
+        nats-server's total alone can stay too high after a purge of single messages.
+        """
+        info = self.api("STREAM.INFO.REQUESTS", {"subjects_filter": "requests.>"})
+        return sum((info["state"].get("subjects") or {}).values())
 
     @property
     def leaves_within_s(self) -> float:

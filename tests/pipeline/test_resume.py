@@ -1,0 +1,109 @@
+"""A client that lost its stream goes on at the next event; a request is cancelled from any node."""
+
+import re
+import time
+
+import pytest
+
+from schemas.subjects import new_request_id
+from tests.pipeline.asking import CHAT, chat, hook, refusal
+from tests.pipeline.conftest import System
+
+PIECES = [f"{number} " for number in range(40)]
+
+
+def kept(**more: object) -> dict[str, object]:
+    """A streamed request of 40 tokens, 10 ms apart, that runs on without a reader."""
+    return chat(
+        stream=True,
+        stream_options={"include_usage": True},
+        on_disconnect="continue",
+        sim=hook(*PIECES, itl_ms=10, ttft_ms=0),
+        **more,
+    )
+
+
+def begun(system: System, events: int) -> tuple[str, bytes]:
+    """Begin a stream, read so many events of it and leave; return its id and those events."""
+    with system.client() as client, client.stream("POST", CHAT, json=kept()) as answer:
+        raw = b""
+        for part in answer.iter_raw():
+            raw += part
+            if raw.count(b"\n\n") >= events:
+                break
+        request = answer.headers["x-request-id"]
+    return request, b"".join(event + b"\n\n" for event in raw.split(b"\n\n")[:events])
+
+
+def rest(system: System, request: str, **more: dict[str, str]) -> bytes:
+    with system.client() as client:
+        answer = client.get(f"{system.socket_end.url}/v1/streams/{request}", **more)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-request-id"] == request
+    return answer.content
+
+
+def test_a_resumed_stream_is_equal_byte_for_byte_live_and_replayed(system: System) -> None:
+    request, first = begun(system, 10)
+    live = rest(system, request, headers={"last-event-id": "9"})
+    whole = rest(system, request)
+    assert first + live == whole
+    assert rest(system, request, params={"starting_after": "9"}) == live
+    assert re.findall(rb"^id: (\d+)$", whole, re.M) == [b"%d" % seq for seq in range(42)]
+    assert whole.endswith(b"data: [DONE]\n\n")
+    assert rest(system, request, headers={"last-event-id": "41"}) == b"data: [DONE]\n\n"
+    system.wait_at_rest()
+
+
+@pytest.mark.parametrize(
+    ("request_id", "status"),
+    [
+        ("nonsense", 404),
+        (new_request_id(), 404),
+        (new_request_id(now_s=time.time() - 3600), 410),
+    ],
+)
+def test_a_stream_that_is_not_there_is_404_and_one_too_old_is_410(
+    system: System, request_id: str, status: int
+) -> None:
+    with system.client() as client:
+        answer = client.get(f"{system.socket_end.url}/v1/streams/{request_id}")
+    assert answer.status_code == status
+    assert refusal(answer)["code"] == ("gone" if status == 410 else "not_found")
+
+
+def test_an_event_id_that_is_no_number_is_400(system: System) -> None:
+    with system.client() as client:
+        url = f"{system.socket_end.url}/v1/streams/{new_request_id()}"
+        answer = client.get(url, params={"starting_after": "x"})
+    assert answer.status_code == 400
+    assert refusal(answer)["param"] == "starting_after"
+
+
+def test_a_running_request_is_cancelled_from_every_kind_of_node_and_again_the_same(
+    system: System,
+) -> None:
+    for node in (system.doors[0], system.socket_end):
+        slow = chat(stream=True, sim=hook(*PIECES, itl_ms=500, ttft_ms=0))
+        with system.client() as client, client.stream("POST", CHAT, json=slow) as answer:
+            request = answer.headers["x-request-id"]
+            url = f"{node.url}/v1/requests/{request}/cancel"
+            with system.client() as other:
+                said = other.post(url)
+                assert said.status_code == 200
+                assert said.json() == {"id": request, "status": "cancelled"}
+                end = answer.read().decode()
+                assert '"code":"request_cancelled"' in end
+                assert "[DONE]" not in end
+                assert other.post(url).json() == {"id": request, "status": "cancelled"}
+                unknown = other.post(f"{node.url}/v1/requests/{new_request_id()}/cancel")
+                assert unknown.status_code == 404
+    system.wait_at_rest()
+
+
+def test_cancelling_a_finished_request_says_that_it_finished(system: System) -> None:
+    with system.client() as client:
+        answer = client.post(CHAT, json=chat(max_tokens=2))
+        request = answer.headers["x-request-id"]
+        said = client.post(f"{system.doors[0].url}/v1/requests/{request}/cancel")
+    assert said.json() == {"id": request, "status": "finished"}
