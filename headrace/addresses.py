@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import Final
 
-from headrace.settings import UpSettings
 from headrace.sockets import PORT_MAX, CannotListen, claim_port, http_url, is_loopback, reserve
+from headrace.up_settings import UpSettings
 
 _WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what users write
 _FIELDS: Final = frozenset({"port", "number"})

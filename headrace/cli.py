@@ -10,6 +10,7 @@ from headrace import queue_commands, settings, topology, up
 from headrace.datadir import DataDir, NothingRuns
 from headrace.operate import OperatorSettings, operate, refuse
 from headrace.topology import Sizes
+from headrace.up_settings import UpSettings
 
 main = typer.Typer(**settings.PLAIN, no_args_is_help=True, help="Serve LLMs over a durable queue.")
 topology_commands = typer.Typer(**settings.PLAIN, help="Streams, buckets and consumers on NATS.")
@@ -32,7 +33,7 @@ class ApplySettings(OperatorSettings):
     replicas: Annotated[int, typer.Option("--replicas", min=1, max=5, help="Copies of all.")] = 1
 
 
-def _up(wanted: settings.UpSettings) -> None:
+def _up(wanted: UpSettings) -> None:
     """Start nats-server, a gateway (or ingress and streamers) and workers; keep them running."""
     raise typer.Exit(up.run(wanted))
 
@@ -72,7 +73,7 @@ async def _apply_to_broker(wanted: ApplySettings) -> None:
         print("\n".join(applied))
 
 
-main.command("up")(settings.taking(settings.UpSettings, _up))
+main.command("up")(settings.taking(UpSettings, _up))
 main.command("ps")(settings.taking(PsSettings, _ps))
 main.command("backlog")(settings.taking(queue_commands.BacklogSettings, queue_commands.backlog))
 main.command("peek")(settings.taking(queue_commands.PeekSettings, queue_commands.peek))

@@ -13,9 +13,10 @@ from headrace import devices
 from headrace.addresses import Addresses, Place
 from headrace.broker import Broker
 from headrace.datadir import DataDir
-from headrace.settings import EngineKind, UpSettings
+from headrace.settings import EngineKind
 from headrace.sockets import claim_port
 from headrace.supervise import Command
+from headrace.up_settings import UpSettings
 
 NATS_GRACE_S: Final = 5.0
 """nats-server ends in milliseconds once its clients are gone."""

@@ -87,11 +87,6 @@ class Serving:
         """Last as long as the server; raise what it raises."""
         await asyncio.shield(self._task)
 
-    def stop_accepting(self) -> None:
-        """Take no further connections; those that are open live on."""
-        for server in self._server.servers:
-            server.close()
-
     async def close(self, *, grace_s: float = 1.0) -> None:
         """Stop accepting, let running requests end for at most `grace_s`, then cut them."""
         self._server.config.timeout_graceful_shutdown = math.ceil(grace_s)

@@ -352,38 +352,6 @@ class EngineSettings:
     sim: Sim = JsonObject()
 
 
-@dataclass(frozen=True, kw_only=True)
-class UpSettings(EngineSettings, ListenSettings, CorsSettings, WebSocketSettings):
-    """What `headrace up` takes."""
-
-    workers: Workers = 1
-    split: Split = False
-    ingress: Ingress = None
-    streamers: Streamers = None
-    public_url: PublicUrl = None
-    data_dir: DataDir = DATA_DIR
-    nats_url: OptionalNatsUrl = None
-    nats_creds: NatsCreds = None
-    nats_ca: NatsCa = None
-    grace_s: GraceS = GRACE_S
-    config: Config = NO_CONFIG
-
-    @property
-    def has_keys(self) -> bool:
-        """Whether clients must show a key."""
-        return bool(api_keys(self.config))
-
-    @property
-    def ingress_wanted(self) -> int:
-        """How many ingress run where the tiers are apart."""
-        return self.ingress or 1
-
-    @property
-    def streamers_wanted(self) -> int:
-        """How many streamers run where the tiers are apart."""
-        return self.streamers or 1
-
-
 S = TypeVar("S")
 
 

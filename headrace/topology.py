@@ -33,7 +33,6 @@ if REPLIES_MAX_AGE_S - 60 < DEADLINE_S_MAX:  # a generation must not outlive its
     raise RuntimeError("the longest deadline must end a minute before REPLIES forgets")
 
 _STREAM_EXISTS: Final = 10058
-_CONSUMER_EXISTS: Final = frozenset({10013, 10148})
 
 
 @dataclass(frozen=True, slots=True)

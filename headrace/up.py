@@ -18,9 +18,10 @@ from headrace.broker import Broker, BrokerUnusable
 from headrace.bus import BrokerAway, BrokerRefused, Bus, BusSettings, connection
 from headrace.commands import Commands
 from headrace.datadir import DataDir, DataDirInUse, ProcessRecord, RunRecord, started_s
-from headrace.settings import EngineKind, UpSettings
+from headrace.settings import EngineKind
 from headrace.sockets import CannotListen
 from headrace.supervise import Died, Supervisor, supervising
+from headrace.up_settings import UpSettings
 
 log = logging.getLogger(__name__)
 

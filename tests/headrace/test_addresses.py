@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from headrace.addresses import Refused, check, choose
-from headrace.settings import ApiKey, ApiKeys, ConfigFile, UpSettings
+from headrace.settings import ApiKey, ApiKeys, ConfigFile
 from headrace.sockets import claim_port, listen
+from headrace.up_settings import UpSettings
 
 KEYED = ConfigFile(keys=ApiKeys((ApiKey("t", hashlib.sha256(b"k").hexdigest()),)))
 

@@ -49,24 +49,6 @@ def test_a_port_in_use_is_refused() -> None:
     uvloop.run(scenario())
 
 
-def test_after_stop_accepting_open_connections_live_and_new_ones_are_refused() -> None:
-    async def scenario() -> None:
-        gate = asyncio.Event()
-        serving = await at("late", gate)
-        async with httpx.AsyncClient() as client, httpx.AsyncClient() as other:
-            request = asyncio.create_task(client.get(serving.url))
-            await until(lambda: serving.connections)
-            serving.stop_accepting()
-            with pytest.raises(httpx.ConnectError):
-                await other.get(serving.url)
-            closing = asyncio.create_task(serving.close(grace_s=5))
-            gate.set()
-            assert (await request).text == "late"
-            await closing
-
-    uvloop.run(scenario())
-
-
 def test_close_cuts_what_outlasts_the_grace() -> None:
     async def scenario() -> None:
         serving = await at("never", asyncio.Event())

@@ -27,7 +27,8 @@ from headrace.bus import BusSettings, connection
 from headrace.datadir import DataDir, started_s
 from headrace.settings import EngineKind
 from headrace.sockets import claim_port, listen
-from headrace.up import Refused, UpSettings, curl
+from headrace.up import Refused, curl
+from headrace.up_settings import UpSettings
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
