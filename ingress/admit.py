@@ -4,7 +4,6 @@ It composes the stations in their order; each step is one of the request's state
 """
 
 import asyncio
-import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from headrace import topology
 from headrace.bus import Bus
 from ingress.auth import Caller, Gate
 from ingress.catalogue import Catalogue, Model
@@ -25,9 +23,7 @@ from schemas.prefix import partition_of, prefix_key
 from schemas.subjects import ReplySubject, RequestSubject
 from schemas.wire import Envelope, Sampling, Shape, pack_tokens
 
-DEADLINE_S: Final = 600.0
 INLINE_BYTES_MAX: Final = 4096
-_DECIMAL: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 Ask = ChatRequest | CompletionRequest
 
@@ -109,22 +105,6 @@ def parse(body: bytes, *, chat: bool, streamed: bool = False) -> Ask:
     `streamed` says that the answer is a stream whatever the body says.
     """
     return (parse_chat if chat else parse_completion)(body, streamed=streamed)
-
-
-def deadline_of(timeout: str | None) -> float:
-    """Return the deadline (seconds since the epoch) that `x-request-timeout` asks for.
-
-    Decimal seconds, above 0 and at most 840. Raises InvalidRequest.
-    """
-    seconds = DEADLINE_S
-    if timeout is not None:
-        if not _DECIMAL.fullmatch(timeout) or not 0 < float(timeout) <= topology.DEADLINE_S_MAX:
-            raise InvalidRequest(
-                f"'x-request-timeout' is seconds, above 0, at most {topology.DEADLINE_S_MAX}.",
-                param="x-request-timeout",
-            )
-        seconds = float(timeout)
-    return time.time() + seconds
 
 
 def _cost(model: Model, ask: Ask, prompt_tokens: int) -> Cost:

@@ -1,12 +1,12 @@
 """Puts a request into the queue. Rule: it is accepted once the broker has said so, not before."""
 
 import logging
-import math
 import time
 from typing import Final
 
 from headrace.bus import BrokerAway, BrokerRefused, Bus
 from headrace.cancel import cancel
+from headrace.deadline import time_to_live
 from schemas import subjects
 from schemas.errors import BrokerUnavailable, QueueFull, QueueTimeout, RequestTooLarge
 from schemas.subjects import RequestSubject
@@ -33,7 +33,7 @@ async def dispatch(bus: Bus, subject: RequestSubject, envelope: Envelope) -> Non
         )
     headers = {
         "Nats-Msg-Id": subjects.message_id(envelope.request, 1),
-        "Nats-TTL": str(max(1, math.ceil(envelope.deadline_s - time.time()))),
+        **time_to_live(envelope.deadline_s),
     }
     started_s = time.monotonic()
     try:

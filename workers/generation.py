@@ -49,8 +49,10 @@ class Lost(Exception):
 class Generation:
     """A request that this worker runs."""
 
-    def __init__(self, bus: Bus, envelope: Envelope, *, worker: str, ack: str) -> None:
+    def __init__(self, bus: Bus, envelope: Envelope, *, place: str, worker: str, ack: str) -> None:
+        """`place` is the subject that the request was published under."""
         self.envelope = envelope
+        self.place = place
         self.ack = ack
         self.state = State.DELIVERED
         self.tokens = 0
