@@ -35,6 +35,7 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     expires_s: float
     stream: bool
     keep: bool = False
+    model: str = ""
 
 
 class Tickets:

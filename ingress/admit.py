@@ -12,11 +12,19 @@ from functools import partial
 from typing import Final
 
 from headrace.bus import Bus
+from headrace.workforce import Workforce, no_workers
 from ingress.auth import Caller, Gate
 from ingress.catalogue import Catalogue, Model
 from ingress.cost import Cost, cost_of
 from ingress.dispatch import dispatch
-from schemas.errors import BrokerUnavailable, Draining, InvalidRequest
+from schemas.errors import (
+    BrokerUnavailable,
+    DeadlineExceeded,
+    Draining,
+    InvalidRequest,
+    QueueFull,
+    QueueTimeout,
+)
 from schemas.life import State, step
 from schemas.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from schemas.prefix import partition_of, prefix_key
@@ -51,8 +59,17 @@ class Counts:
 class Ingress:
     """Admits requests; one per process."""
 
-    def __init__(self, bus: Bus, *, gate: Gate, catalogue: Catalogue, threads: Executor) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        gate: Gate,
+        catalogue: Catalogue,
+        workforce: Workforce,
+        threads: Executor,
+    ) -> None:
         self.bus = bus
+        self.workforce = workforce
         self.gate = gate
         self.catalogue = catalogue
         self.counts = Counts()
@@ -79,7 +96,12 @@ class Ingress:
         state = step(state, State.RESERVED)
         envelope = _envelope(origin, ask, cost, tokens)
         state = step(state, State.QUEUED)
-        await dispatch(self.bus, _subject(origin, model, ask, tokens), envelope)
+        try:
+            await dispatch(self.bus, _subject(origin, model, ask, tokens), envelope)
+        except (QueueFull, QueueTimeout, DeadlineExceeded) as refusal:
+            if self.workforce.serves(ask.model):
+                raise
+            raise no_workers(ask.model) from refusal
         step(state, State.PUBLISHED)
 
     async def _tokens(self, model: Model, ask: Ask, body_bytes: int) -> list[int]:

@@ -78,7 +78,7 @@ class Redirect:
         return [entry for entry in live if entry.name not in self._slow] or live
 
     def expect(
-        self, *, tenant: str, request: str, deadline_s: float, keep: bool
+        self, *, tenant: str, request: str, deadline_s: float, keep: bool, model: str = ""
     ) -> "ExpectedThere":
         """Choose a streamer. Raises NoStreamers."""
         live = self.live
@@ -87,7 +87,7 @@ class Redirect:
         chosen = min(live, key=self._rank)
         self._turns[chosen.name] = next(self._turn)
         self._sent.setdefault(chosen.name, []).append(self._clock())
-        return ExpectedThere(self, chosen, tenant, request, deadline_s, keep)
+        return ExpectedThere(self, chosen, tenant, request, deadline_s, keep, model)
 
     def sign(self, ticket: Ticket) -> str:
         """Return a ticket as a part of a URL."""
@@ -145,8 +145,10 @@ class ExpectedThere:
         request: str,
         deadline_s: float,
         keep: bool,
+        model: str,
     ) -> None:
         self._keep = keep
+        self._model = model
         self._redirect = redirect
         self._entry = entry
         self._tenant = tenant
@@ -168,6 +170,7 @@ class ExpectedThere:
             time.time() + TICKET_S,
             stream,
             self._keep,
+            self._model,
         )
         location = f"{self._entry.public_url}/v1/replies/{self._redirect.sign(ticket)}"
         return Response(

@@ -62,7 +62,11 @@ class Generate:
         body = await read_body(Request(scope, receive))
         ask = parse(body, chat=self._chat)
         expected = self._handoff.expect(
-            tenant=caller.tenant, request=request, deadline_s=deadline_s, keep=ask.keep
+            tenant=caller.tenant,
+            request=request,
+            deadline_s=deadline_s,
+            keep=ask.keep,
+            model=ask.model,
         )
         try:
             origin = Origin(caller, request, expected.streamer, deadline_s)

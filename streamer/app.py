@@ -60,6 +60,7 @@ class Replies:
             request=ticket.request,
             deadline_s=ticket.deadline_s,
             keep=ticket.keep,
+            model=ticket.model,
         )
         reply.begun_without(claim.heard_seq)
         # Any page may read it: whoever has the ticket may, and a browser that followed a redirect

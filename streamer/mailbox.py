@@ -30,8 +30,12 @@ READERS_S: Final = 0.2
 class Mailbox:
     """The open replies of one streamer, by request."""
 
-    def __init__(self, bus: Bus, streamer: str) -> None:
+    def __init__(
+        self, bus: Bus, streamer: str, *, serves: Callable[[str], bool] = lambda model: True
+    ) -> None:
+        """`serves` tells whether a worker serves a model."""
         self.streamer = streamer
+        self._serves = serves
         self.opened = 0
         self.tokens = 0
         self._bus = bus
@@ -79,6 +83,7 @@ class Mailbox:
         request: str,
         deadline_s: float,
         keep: bool = False,
+        model: str = "",
         buffer_bytes_max: int = BUFFER_BYTES_MAX,
     ) -> OpenReply:
         """Expect a reply; called before its request is published, so no frame is missed."""
@@ -90,6 +95,8 @@ class Mailbox:
             deadline_s=deadline_s,
             now_s=time.monotonic(),
             keep=keep,
+            model=model,
+            serves=self._serves,
             buffer_bytes_max=buffer_bytes_max,
         )
         self._open[request] = reply
@@ -108,6 +115,7 @@ class Mailbox:
             log_subject=subjects.replies_to(request, tenant=tenant),
             deadline_s=subjects.made_s(request) + topology.DEADLINE_S_MAX,
             now_s=time.monotonic(),
+            serves=self._serves,
         )
 
         async def frame(message: Message) -> None:

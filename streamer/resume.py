@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from headrace import topology
 from headrace.bus import BrokerAway, Bus
-from headrace.peek import find
+from headrace.peek import Queued, find, read_queued
 from headrace.requests import Identify, request_id, tenant_of
 from schemas import subjects
 from schemas.errors import BrokerUnavailable, Gone, InvalidRequest, NotFound
@@ -45,7 +45,11 @@ class Resume:
         reply = await self._mailbox.attach(tenant=tenant, request=name)
         try:
             await reply.load()
-            if not reply.reply.started and not await self._waits(tenant, name):
+            queued = None if reply.reply.ended else await self._queued(tenant, name)
+            if queued is not None:
+                reply.model = queued.subject.model
+                reply.deadline_s = queued.expires_s or reply.deadline_s
+            elif not reply.reply.started:
                 raise _unknown(name)
         except BaseException:
             await self._mailbox.detach(reply)
@@ -53,10 +57,12 @@ class Resume:
         headers = {"x-request-id": name}
         return Relay(self._mailbox, reply, stream=True, headers=headers, after=after)
 
-    async def _waits(self, tenant: str, name: str) -> bool:
-        """Whether the request is in the queue, where it has no log yet."""
+    async def _queued(self, tenant: str, name: str) -> Queued | None:
+        """Return the request's message, which it has until it ends, and which may be all it has."""
         subject = await find(self._bus, name)
-        return subject is not None and subject.tenant == tenant
+        if subject is None or subject.tenant != tenant:
+            return None
+        return await read_queued(self._bus, subject)
 
 
 def _unknown(name: str) -> NotFound | Gone:

@@ -190,6 +190,9 @@ class Worker:
         """Run one delivered request to its end; the outermost frame of its task."""
         request = generation.envelope.request
         done = False
+        deadline = asyncio.get_running_loop().call_later(
+            max(0.0, generation.expires_in_s()), generation.expire
+        )
         try:
             async with self._slots.one(unless=generation.cancelled):
                 done = await self._run_claimed(generation)
@@ -200,6 +203,7 @@ class Worker:
         except Exception:
             log.exception("%s failed here; it is left to be delivered again", request)
         finally:
+            deadline.cancel()
             self._release(generation)
         if done and not (self._stalled() and await self._is_lost(generation)):
             with contextlib.suppress(BrokerAway):  # delivered again, it is found ended in the log
@@ -225,6 +229,8 @@ class Worker:
         """Run a request unless it has ended or is another's; return whether it has ended."""
         if self._is_cancelled(generation):
             generation.cancel()
+        if generation.expires_in_s() <= 0:
+            generation.expire()  # before the engine hears of it
         if deliveries(generation.ack) == 1:
             # Surely ours: the engine need not wait for the broker's word, only its tokens must.
             generation.begin(self._engine)
