@@ -66,6 +66,7 @@ def frozen(server: NatsServer) -> Iterator[None]:
     """Stop the broker's process for a while: connected, and silent."""
     assert server._process is not None
     os.kill(server._process.pid, signal.SIGSTOP)
+    os.waitpid(server._process.pid, os.WUNTRACED)  # until then it may take another message
     try:
         yield
     finally:
