@@ -24,6 +24,7 @@ async def attach(bus: Bus, mailbox: Mailbox, *, tenant: str, request: str) -> Op
     reply = await mailbox.attach(tenant=tenant, request=request)
     try:
         await reply.load()
+        reply.came_late(now_s=time.monotonic())
         if not reply.reply.started and not await _waits(bus, tenant, request):
             frames = await kept(bus, tenant=tenant, request=request)
             if frames is None:

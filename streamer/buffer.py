@@ -25,6 +25,7 @@ RECENT_FRAMES: Final = 48  # more than a checkpoint's interval: the log may lack
 QUIET_READ_S: Final = 15.0
 COMMENT_S: Final = 14.0
 HOLE_READ_S: Final = 0.25
+LATE_READ_S: Final = 0.25
 HOLE_S_MAX: Final = 10.0
 STALLED_S_MAX: Final = 60.0
 DEADLINE_GRACE_S: Final = 1.0
@@ -158,6 +159,11 @@ class OpenReply:
     async def load(self) -> None:
         """Read what the log holds already, before anybody waits for it."""
         await self._read_log()
+
+    def came_late(self, *, now_s: float) -> None:
+        """Have the log read again in a moment: its last frame may have been told to others before
+        we listened, and stored after we read."""
+        self._heard_s = now_s - QUIET_READ_S + LATE_READ_S
 
     def give(self, frames: Iterable[bytes]) -> None:
         """Take the frames of an ended reply in place of its log, which is no more there."""
