@@ -23,11 +23,19 @@ class Inline:
         return ExpectedHere(self._mailbox, reply)
 
     async def attach(
-        self, *, tenant: str, request: str, stream: bool, headers: Mapping[str, str]
+        self,
+        *,
+        tenant: str,
+        request: str,
+        deadline_s: float,
+        stream: bool,
+        headers: Mapping[str, str],
     ) -> Relay:
         """Open the reply for one more reader. Raises NotFound, Gone and BrokerUnavailable."""
         try:
-            reply = await attach(self._bus, self._mailbox, tenant=tenant, request=request)
+            reply = await attach(
+                self._bus, self._mailbox, tenant=tenant, request=request, deadline_s=deadline_s
+            )
         except (BrokerAway, BrokerRefused) as error:
             raise BrokerUnavailable("The log of streams cannot be reached.") from error
         reply.lingers = True

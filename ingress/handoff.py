@@ -49,10 +49,17 @@ class Handoff(Protocol):
         ...
 
     async def attach(
-        self, *, tenant: str, request: str, stream: bool, headers: Mapping[str, str]
+        self,
+        *,
+        tenant: str,
+        request: str,
+        deadline_s: float,
+        stream: bool,
+        headers: Mapping[str, str],
     ) -> Answer:
         """Return the answer of a further reader of a reply, from its beginning on.
 
-        It may be on any streamer. Raises a Refusal.
+        It may be on any streamer. `deadline_s` (epoch s) is the request's own; infinite for one
+        that has ended. Raises a Refusal.
         """
         ...

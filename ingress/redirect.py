@@ -85,7 +85,13 @@ class Redirect:
         return ExpectedThere(self, self._choose(), tenant, request, deadline_s, keep)
 
     async def attach(
-        self, *, tenant: str, request: str, stream: bool, headers: Mapping[str, str]
+        self,
+        *,
+        tenant: str,
+        request: str,
+        deadline_s: float,
+        stream: bool,
+        headers: Mapping[str, str],
     ) -> Response:
         """Send a further reader to any streamer. Raises NoStreamers."""
         chosen = self._choose()
@@ -93,7 +99,7 @@ class Redirect:
             chosen.name,
             tenant,
             request,
-            subjects.made_s(request) + topology.DEADLINE_S_MAX,
+            deadline_s,
             time.time() + TICKET_S,
             stream,
             attach=secrets.token_hex(8),

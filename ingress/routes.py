@@ -61,7 +61,12 @@ class Generate:
         body = await read_body(Request(scope, receive))
         ask = parse(body, chat=self._chat)
         asked = keyed(
-            scope["headers"], tenant=caller.tenant, request=request, path=scope["path"], body=body
+            scope["headers"],
+            tenant=caller.tenant,
+            request=request,
+            deadline_s=deadline_s,
+            path=scope["path"],
+            body=body,
         )
 
         async def begin() -> Expected:
@@ -83,6 +88,7 @@ class Generate:
             return await self._handoff.attach(
                 tenant=caller.tenant,
                 request=begun.request,
+                deadline_s=begun.deadline_s,
                 stream=bool(ask.stream),
                 headers={"x-request-id": begun.request, **headers},
             )
