@@ -45,8 +45,8 @@ class Admission(Protocol):
         request: str,
         streamer: str,
         deadline_s: float,
-    ) -> None:
-        """Put a streamed request into the queue. Raises a Refusal."""
+    ) -> str:
+        """Put a streamed request into the queue and return its model. Raises a Refusal."""
         ...
 
 
@@ -82,7 +82,7 @@ class RemoteAdmission:
         request: str,
         streamer: str,
         deadline_s: float,
-    ) -> None:
+    ) -> str:
         """As `Admission.admit`."""
         if len(body) + _ENVELOPE_BYTES > self._bus.payload_bytes_max:
             raise RequestTooLarge(
@@ -90,7 +90,7 @@ class RemoteAdmission:
                 f" {self._bus.payload_bytes_max} bytes a message."
             )
         question = Admit(tenant, chat, msgspec.Raw(body), request, streamer, deadline_s)
-        await self._ask(admit.ADMIT, question, ADMIT_TIMEOUT_S)
+        return (await self._ask(admit.ADMIT, question, ADMIT_TIMEOUT_S)).model
 
     async def _ask(self, endpoint: str, question: msgspec.Struct, timeout_s: float) -> Answer:
         subject = f"{admit.SERVICE}.{endpoint}"

@@ -13,6 +13,7 @@ from typing import Final
 
 from headrace import journal
 from headrace.bus import BrokerAway, BrokerRefused, Bus
+from headrace.workforce import no_workers
 from schemas import subjects
 from schemas.errors import DeadlineExceeded, Refusal, StreamInterrupted
 from schemas.wire import BadFrame, Failed, Finished, Keepalive, Piece, Tokens, decode_frame
@@ -44,8 +45,13 @@ class OpenReply:
         deadline_s: float,
         now_s: float,
         keep: bool = False,
+        model: str = "",
+        serves: Callable[[str], bool] = lambda model: True,
         buffer_bytes_max: int = BUFFER_BYTES_MAX,
     ) -> None:
+        """`serves` tells whether a worker serves a model; `model` is empty while it is unknown."""
+        self.model = model
+        self._serves = serves
         self.tenant = tenant
         self.request = request
         self.log_subject = log_subject
@@ -258,12 +264,19 @@ class OpenReply:
             if now_s - self._sent_s > STALLED_S_MAX and self.writer is not None:
                 self.writer.cancel("the client does not read")
             return
-        if wall_s > self.deadline_s + DEADLINE_GRACE_S:
-            self.refuse(DeadlineExceeded("The request's deadline has passed."))
+        # A worker that runs it writes the end itself; nobody does of what waits in the queue.
+        grace_s = DEADLINE_GRACE_S if self.reply.started else 0.0
+        if wall_s > self.deadline_s + grace_s:
+            self.refuse(self._too_late())
         if now_s - self._sent_s > COMMENT_S:
             self.comment_due = True
             self._wake()
         self._tick_log(now_s)
+
+    def _too_late(self) -> Refusal:
+        if self.model and not self._serves(self.model):
+            return no_workers(self.model)
+        return DeadlineExceeded("The request's deadline has passed.")
 
     def _tick_log(self, now_s: float) -> None:
         if self._log_failed and self._bus.connected:

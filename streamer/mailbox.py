@@ -33,8 +33,12 @@ second of its client's leaving; OpenAI's SDKs try again after 0.4 to 0.5 s."""
 class Mailbox:
     """The open replies of one streamer, by request."""
 
-    def __init__(self, bus: Bus, streamer: str) -> None:
+    def __init__(
+        self, bus: Bus, streamer: str, *, serves: Callable[[str], bool] = lambda model: True
+    ) -> None:
+        """`serves` tells whether a worker serves a model."""
         self.streamer = streamer
+        self._serves = serves
         self.opened = 0
         self.tokens = 0
         self._bus = bus
@@ -90,6 +94,7 @@ class Mailbox:
         request: str,
         deadline_s: float,
         keep: bool = False,
+        model: str = "",
         buffer_bytes_max: int = BUFFER_BYTES_MAX,
     ) -> OpenReply:
         """Expect a reply; called before its request is published, so no frame is missed."""
@@ -101,6 +106,8 @@ class Mailbox:
             deadline_s=deadline_s,
             now_s=time.monotonic(),
             keep=keep,
+            model=model,
+            serves=self._serves,
             buffer_bytes_max=buffer_bytes_max,
         )
         self._open[request] = reply
@@ -122,6 +129,7 @@ class Mailbox:
             log_subject=subjects.replies_to(request, tenant=tenant),
             deadline_s=latest_s if deadline_s is None else deadline_s,
             now_s=time.monotonic(),
+            serves=self._serves,
         )
 
         async def frame(message: Message) -> None:

@@ -14,7 +14,9 @@ from typing import Any, Final, assert_never
 
 import msgspec
 
+from headrace.deadline import DEADLINE_S, timeout_s_of
 from schemas.errors import (
+    DeadlineExceeded,
     Draining,
     InternalError,
     InvalidApiKey,
@@ -41,7 +43,6 @@ SOCKETS_MAX: Final = 20_000
 BUFFER_BYTES_MAX: Final = 16 * 1024
 AUTH_S: Final = 10.0
 CLOSE_S: Final = 2.0
-DEADLINE_S: Final = 600.0
 CHAT_BY_PATH: Final = {"/v1/chat/completions": True, "/v1/completions": False}
 
 Receive = Callable[[], Awaitable[Any]]
@@ -126,6 +127,7 @@ class Socket:
         self._send = send
         self._chat = chat
         self._tenant = ""
+        self._timeout_s = DEADLINE_S
         self._closed = False
         # By the client's id, until its last message: then the id may be used again.
         self._replies: dict[str, OpenReply] = {}
@@ -138,8 +140,10 @@ class Socket:
         tenant, close = None, None
         try:
             tenant = await self._sockets.admission.identify(headers)
+            timeout = dict(headers).get(b"x-request-timeout")
+            self._timeout_s = timeout_s_of(None if timeout is None else timeout.decode("latin-1"))
         except Refusal as refusal:
-            if refusal.status == 403:
+            if refusal.status in (400, 403):
                 await _reject(self._send, refusal)
                 return
             close = _close_of(refusal)
@@ -227,8 +231,8 @@ class Socket:
         """Act on one message."""
         message = messages.read(text)
         match message:
-            case Begin(name, body):
-                await self._begin(name, body)
+            case Begin(name, body, timeout_s):
+                await self._begin(name, body, timeout_s or self._timeout_s)
             case Cancel(name):
                 if name in self._replies:
                     self._replies[name].refuse(RequestCancelled("The request was cancelled."))
@@ -243,7 +247,7 @@ class Socket:
 
     # Requests
 
-    async def _begin(self, name: str, body: bytes) -> None:
+    async def _begin(self, name: str, body: bytes, timeout_s: float) -> None:
         if name in self._replies:
             what = InvalidRequest(f"A request with id {name!r} is running.", param="id")
             await self._send_error(None, what)
@@ -254,7 +258,7 @@ class Socket:
             reply = self._replies[name] = mailbox.open(
                 tenant=self._tenant,
                 request=new_request_id(),
-                deadline_s=time.time() + DEADLINE_S,
+                deadline_s=time.time() + timeout_s,
                 buffer_bytes_max=BUFFER_BYTES_MAX,
             )
             task = reply.writer = asyncio.create_task(self._run(name, reply, body))
@@ -299,14 +303,19 @@ class Socket:
     async def _admit(self, reply: OpenReply, body: bytes) -> None:
         if self._sockets.draining:
             raise Draining("This node is stopping.")
-        await self._sockets.admission.admit(
-            self._tenant,
-            body,
-            chat=self._chat,
-            request=reply.request,
-            streamer=self._sockets.mailbox.streamer,
-            deadline_s=reply.deadline_s,
-        )
+        try:
+            async with asyncio.timeout(max(0.0, reply.deadline_s - time.time())):
+                reply.model = await self._sockets.admission.admit(
+                    self._tenant,
+                    body,
+                    chat=self._chat,
+                    request=reply.request,
+                    streamer=self._sockets.mailbox.streamer,
+                    deadline_s=reply.deadline_s,
+                )
+        except TimeoutError:
+            # Should it be admitted yet, no worker starts it: its deadline has passed.
+            raise DeadlineExceeded("The request's deadline has passed.") from None
 
     async def _relay(self, name: str, reply: OpenReply) -> bytes | None:
         """Send a reply's messages and return the last one; None when the client has left.

@@ -61,12 +61,18 @@ class Client:
 class Path:
     """A mailbox with one open reply, its relay and its client."""
 
-    def __init__(self, bus: Bus, *, stream: bool = True) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        stream: bool = True,
+        serves: Callable[[str], bool] = lambda model: True,
+    ) -> None:
         self.bus = bus
         self.request = new_request_id()
-        self.mailbox = Mailbox(bus, f"s-{self.request[-8:]}")
+        self.mailbox = Mailbox(bus, f"s-{self.request[-8:]}", serves=serves)
         self.reply: OpenReply = self.mailbox.open(
-            tenant="t", request=self.request, deadline_s=time.time() + 60
+            tenant="t", request=self.request, deadline_s=time.time() + 60, model="m"
         )
         self.client = Client()
         self.attempt = 1
@@ -235,6 +241,23 @@ def test_the_deadline_ends_a_reply_with_an_error_event(replies: str) -> None:
         assert path.client.events[-1].json["error"]["code"] == "deadline_exceeded"
 
     relayed(replies, test)
+
+
+@pytest.mark.parametrize(("serves", "code"), [(True, "deadline_exceeded"), (False, "no_workers")])
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_nobody_began_ends_at_its_deadline_and_says_whether_anybody_could_have(
+    replies: str, serves: bool, code: str, stream: bool
+) -> None:
+    async def test(bus: Bus) -> None:
+        path = Path(bus, stream=stream, serves=lambda model: serves)
+        running = asyncio.create_task(path.run())
+        path.reply.tick(now_s=time.monotonic(), wall_s=path.reply.deadline_s - 0.01)
+        assert path.reply.refusal is None
+        path.reply.tick(now_s=time.monotonic(), wall_s=path.reply.deadline_s + 0.01)
+        await running
+        assert f'"code":"{code}"' in path.client.raw.decode()
+
+    with_bus(replies, test)
 
 
 def test_a_client_that_leaves_cancels_its_request_in_queue_and_workers(replies: str) -> None:

@@ -52,7 +52,7 @@ class Ingress:
         request: str,
         streamer: str,
         deadline_s: float,
-    ) -> None:
+    ) -> str:
         if self.refuse_request is not None:
             raise self.refuse_request
         subject = str(ReplySubject(streamer, tenant, request))
@@ -63,6 +63,7 @@ class Ingress:
         usage = Usage(1, self.pieces, 0)
         end = Finished(claim.seq, self.pieces, (), ("stop",), usage, {})
         await self.bus.publish(subject, encode_frame(end))
+        return "m"
 
 
 class Door:
