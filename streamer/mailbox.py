@@ -17,7 +17,7 @@ from headrace.bus import BrokerAway, BrokerRefused, Bus, Message, Subscription
 from headrace.cancel import cancel
 from schemas import subjects
 from schemas.errors import StreamInterrupted
-from schemas.subjects import ReplySubject, ShownQuestion
+from schemas.subjects import ReplySubject, ShownQuestion, UnreadQuestion
 from schemas.wire import encode_frame
 from streamer.buffer import BUFFER_BYTES_MAX, OpenReply
 
@@ -52,6 +52,7 @@ class Mailbox:
         """Begin to listen. Raises BrokerAway."""
         await self._bus.listen(subjects.replies_of(self.streamer), self._message)
         await self._bus.subscribe(subjects.streamer_shown(self.streamer), self._shown)
+        await self._bus.subscribe(subjects.streamer_unread(self.streamer), self._unread)
         self._bus.on_reconnect(self._reconnected)
 
     def _message(self, message: Message) -> None:
@@ -67,6 +68,12 @@ class Mailbox:
         reply = self._open.get(question.request)
         answer = b"" if reply is None else encode_frame(reply.shown(question.have))
         await self._bus.publish(message.reply, answer)
+
+    async def _unread(self, message: Message) -> None:
+        """Tell a worker which of its requests nobody reads here."""
+        question = msgspec.json.decode(message.data, type=UnreadQuestion)
+        unread = [request for request in question.requests if request not in self._open]
+        await self._bus.publish(message.reply, msgspec.json.encode(unread))
 
     async def _reconnected(self) -> None:
         for reply in self._all():
