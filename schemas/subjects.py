@@ -213,6 +213,10 @@ def streamer_unread(streamer: str) -> str:
     return f"streamers.{escape(streamer)}.unread"
 
 
+READER_WANTED: Final = "streamers.any.reader"
+"""On which all streamers are asked about one request; who relays it as its own answers."""
+
+
 class UnreadQuestion(msgspec.Struct, frozen=True):
     """To a streamer: which of these requests have no reader with you? The answer is their list."""
 

@@ -53,6 +53,7 @@ class Mailbox:
         await self._bus.listen(subjects.replies_of(self.streamer), self._message)
         await self._bus.subscribe(subjects.streamer_shown(self.streamer), self._shown)
         await self._bus.subscribe(subjects.streamer_unread(self.streamer), self._unread)
+        await self._bus.subscribe(subjects.READER_WANTED, self._wanted)
         self._bus.on_reconnect(self._reconnected)
 
     def _message(self, message: Message) -> None:
@@ -74,6 +75,11 @@ class Mailbox:
         question = msgspec.json.decode(message.data, type=UnreadQuestion)
         unread = [request for request in question.requests if request not in self._open]
         await self._bus.publish(message.reply, msgspec.json.encode(unread))
+
+    async def _wanted(self, message: Message) -> None:
+        """Tell whoever read a reply beside its own client that this one is here still."""
+        if message.data.decode() in self._open:
+            await self._bus.publish(message.reply, b"here")
 
     async def _reconnected(self) -> None:
         for reply in self._all():
@@ -150,13 +156,14 @@ class Mailbox:
     async def finish(self, reply: OpenReply) -> None:
         """Forget a reply; cancel its request if its last reader left, or was refused, before the
         end."""
-        if reply in self._attached:
+        attached = reply in self._attached
+        if attached:
             await self.detach(reply)
         else:
             self.close(reply)
         if reply.reply.ended or isinstance(reply.refusal, StreamInterrupted):
             return
-        if reply.left and (reply.kept or await self._is_read(reply)):
+        if reply.left and (reply.kept or await self._is_read(reply, attached=attached)):
             return
         try:
             await cancel(self._bus, tenant=reply.tenant, request=reply.request)
@@ -164,11 +171,18 @@ class Mailbox:
             # The request's time to live in the queue, and its deadline, end it all the same.
             log.warning("%s could not be cancelled: %s", reply.request, error)
 
-    async def _is_read(self, reply: OpenReply) -> bool:
+    async def _is_read(self, reply: OpenReply, *, attached: bool) -> bool:
         """Ask whether somebody else reads this reply: a client that came back, most of all."""
-        subject = subjects.readers_of(tenant=reply.tenant, request=reply.request)
+        others = subjects.readers_of(tenant=reply.tenant, request=reply.request)
+        if await self._answered(others, b""):
+            return True
+        # Who came back may leave before the connection it came back from is known to be dead, or
+        # have two on purpose; whose streamer that is, a request in the queue does not say.
+        return attached and await self._answered(subjects.READER_WANTED, reply.request.encode())
+
+    async def _answered(self, subject: str, data: bytes) -> bool:
         try:
-            await self._bus.request(subject, b"", timeout_s=READERS_S)
+            await self._bus.request(subject, data, timeout_s=READERS_S)
         except BrokerAway:
             return False
         return True
