@@ -6,11 +6,12 @@ ASGI directly, without a framework's response class: a token costs one `send` an
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from schemas.errors import InternalError, Refusal, refusal_of
+from headrace.connection import connection_of
+from schemas.errors import InternalError, Refusal, StreamInterrupted, refusal_of
 from streamer.buffer import OpenReply
 from streamer.chunks import Chunks
 from streamer.collect import Collected
@@ -20,6 +21,9 @@ from streamer.reply import Broken, Complete, Event, Shown
 from streamer.sse import COMMENT, EventLines, error_event
 
 log = logging.getLogger(__name__)
+
+CUT_S: Final = 10.0
+"""How long a client that was cut may take to begin to read what it was sent last."""
 
 Scope = Any
 Receive = Any
@@ -48,6 +52,7 @@ class Relay:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = self._reply
         reply.writer = asyncio.current_task()
+        reply.connection = connection_of(scope)
         watcher = asyncio.create_task(_watch(receive, reply), name="disconnect")
         try:
             if self._stream:
@@ -55,9 +60,11 @@ class Relay:
             else:
                 await self._send_object(send)
         except asyncio.CancelledError:
-            log.warning("%s: the connection was cut", reply.request)
-            reply.left = True
-            raise
+            if not reply.stalled:
+                log.warning("%s: the connection was cut", reply.request)
+                reply.left = True
+                raise
+            await self._cut(send)
         finally:
             watcher.cancel()
             await self._mailbox.finish(reply)
@@ -86,6 +93,20 @@ class Relay:
                 reply.sent()
             if ended:
                 return
+
+    async def _cut(self, send: Send) -> None:
+        """End a stream whose client does not read, so that it can be resumed if it does again."""
+        reply = self._reply
+        log.warning("%s: the client does not read; its stream was cut", reply.request)
+        if (task := asyncio.current_task()) is not None:
+            task.uncancel()
+        connection = reply.connection
+        if connection is None:
+            return
+        connection.take_all()
+        body = error_event(reply.refusal or StreamInterrupted("Resume the stream."))
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+        connection.close(still_s=CUT_S)
 
     def _lines(self) -> EventLines:
         shape = self._reply.reply.shape
