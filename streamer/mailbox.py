@@ -16,7 +16,7 @@ from headrace import topology
 from headrace.bus import BrokerAway, BrokerRefused, Bus, Message, Subscription
 from headrace.cancel import cancel
 from schemas import subjects
-from schemas.errors import StreamInterrupted
+from schemas.errors import Draining, StreamInterrupted
 from schemas.subjects import ReplySubject, ShownQuestion, UnreadQuestion
 from schemas.wire import encode_frame
 from streamer.buffer import BUFFER_BYTES_MAX, OpenReply
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.25
 READERS_S: Final = 0.2
+STOPPING: Final = "This node is stopping; resume the stream elsewhere."
 
 
 class Mailbox:
@@ -34,6 +35,8 @@ class Mailbox:
         self.streamer = streamer
         self.opened = 0
         self.tokens = 0
+        self.draining = False
+        self._over = False
         self._bus = bus
         self._open: dict[str, OpenReply] = {}
         self._attached: dict[OpenReply, list[Subscription]] = {}
@@ -106,14 +109,21 @@ class Mailbox:
             buffer_bytes_max=buffer_bytes_max,
         )
         self._open[request] = reply
-        self.opened += 1
+        self._opened(reply)
         return reply
+
+    def _opened(self, reply: OpenReply) -> None:
+        self.opened += 1
+        if self._over:
+            reply.refuse(StreamInterrupted(STOPPING))
 
     async def attach(self, *, tenant: str, request: str) -> OpenReply:
         """Read a reply that this or another streamer relays, from its beginning in the log on.
 
-        Raises BrokerAway.
+        Raises BrokerAway, and Draining: another streamer can go on for longer.
         """
+        if self.draining:
+            raise Draining("This node is stopping.")
         reply = OpenReply(
             self._bus,
             tenant=tenant,
@@ -133,7 +143,7 @@ class Mailbox:
             await self._bus.subscribe(reply.log_subject, frame),
             await self._bus.subscribe(subjects.readers_of(tenant=tenant, request=request), here),
         ]
-        self.opened += 1
+        self._opened(reply)
         return reply
 
     async def detach(self, reply: OpenReply) -> None:
@@ -188,14 +198,17 @@ class Mailbox:
         return True
 
     async def drain(self, *, grace_s: float) -> None:
-        """Let open replies end for `grace_s`; end the rest with an error that can be resumed."""
+        """Let open replies end for `grace_s`; end the rest, and what is opened from then on, with
+        an error that can be resumed."""
+        self.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 while self.open_count:  # another may have come since the last one ended
                     self._empty.clear()
                     await self._empty.wait()
+        self._over = True
         for reply in self._all():
-            reply.refuse(StreamInterrupted("This node is stopping; resume the stream elsewhere."))
+            reply.refuse(StreamInterrupted(STOPPING))
 
     async def tick_forever(self) -> None:
         """Look after every open reply a few times a second."""

@@ -22,6 +22,7 @@ from streamer.sse import COMMENT, EventLines, error_event
 
 log = logging.getLogger(__name__)
 
+CUT: Final = StreamInterrupted("The stream was cut; resume it.")
 CUT_S: Final = 10.0
 """How long a client that was cut may take to begin to read what it was sent last."""
 
@@ -46,6 +47,7 @@ class Relay:
         self._mailbox = mailbox
         self._reply = reply
         self._stream = stream
+        self._begun = False
         self._after = after
         self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
 
@@ -60,9 +62,10 @@ class Relay:
             else:
                 await self._send_object(send)
         except asyncio.CancelledError:
-            if not reply.stalled:
-                log.warning("%s: the connection was cut", reply.request)
-                reply.left = True
+            # The client has not left: it does not read, or this node ends and waits no longer.
+            log.warning("%s: the connection was cut", reply.request)
+            reply.refuse(CUT)
+            if not self._begun:
                 raise
             await self._cut(send)
         finally:
@@ -72,6 +75,7 @@ class Relay:
     async def _send_events(self, send: Send) -> None:
         reply = self._reply
         await self._send_head(send, 200, "text/event-stream; charset=utf-8")
+        self._begun = True
         lines: EventLines | None = None
         while not reply.left:
             events = await reply.next()
@@ -95,16 +99,14 @@ class Relay:
                 return
 
     async def _cut(self, send: Send) -> None:
-        """End a stream whose client does not read, so that it can be resumed if it does again."""
-        reply = self._reply
-        log.warning("%s: the client does not read; its stream was cut", reply.request)
+        """Tell a client that its stream ends here, without waiting for what it has yet to read."""
+        connection = self._reply.connection
         if (task := asyncio.current_task()) is not None:
             task.uncancel()
-        connection = reply.connection
         if connection is None:
             return
         connection.take_all()
-        body = error_event(reply.refusal or StreamInterrupted("Resume the stream."))
+        body = error_event(self._reply.refusal or CUT)  # a reply that has ended refuses no more
         await send({"type": "http.response.body", "body": body, "more_body": False})
         connection.close(still_s=CUT_S)
 
