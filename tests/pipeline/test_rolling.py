@@ -1,11 +1,12 @@
 """A rolling restart of every process, one by one and under load, loses nothing.
 
-Two gateways, three workers and a nats-server are told to stop and started again in turn, while
-clients ask for streams all the time. A client asks again where it is refused, and resumes where it
-is interrupted; every stream must be exact, token by token.
+Two gateways (or two ingress and two streamers), three workers and a nats-server are told to stop
+and started again in turn, while clients ask for streams all the time. A client asks again where it
+is refused, and resumes where it is interrupted; every stream must be exact, token by token.
 """
 
 import asyncio
+import contextlib
 import itertools
 import json
 from collections.abc import Callable, Iterator
@@ -81,10 +82,11 @@ class Counts:
 class Clients:
     """Clients that ask all the time, until told to stop, and check what they get."""
 
-    def __init__(self, urls: list[str]) -> None:
+    def __init__(self, doors: list[str], streamers: list[str]) -> None:
         self.counts = Counts()
         self.ended = False
-        self._urls = itertools.cycle(urls)
+        self._doors = itertools.cycle(doors)
+        self._streamers = itertools.cycle(streamers)
         self._http = httpx.AsyncClient(timeout=20, verify=False)
 
     async def run(self, during: Callable[[], None]) -> None:
@@ -115,78 +117,110 @@ class Clients:
         content = json.dumps(body | {"sim": hook(*pieces, itl_ms=20, ttft_ms=0)}).encode()
         events: list[Event] = []
         request: str | None = None
+        location: str | None = None
         while True:
-            url = next(self._urls)
-            if request is None:
-                asked = self._http.build_request("POST", url + CHAT, content=content)
+            if location is not None:
+                asked, location = self._http.build_request("GET", location), None
+            elif request is None:
+                asked = self._http.build_request("POST", next(self._doors) + CHAT, content=content)
             else:
                 self.counts.resumed += 1
+                url = f"{next(self._streamers)}/v1/streams/{request}"
                 last = {"last-event-id": events[-1].id or ""} if events else {}
-                asked = self._http.build_request("GET", f"{url}/v1/streams/{request}", headers=last)
+                asked = self._http.build_request("GET", url, headers=last)
             try:
                 answer = await self._http.send(asked, stream=True)
-                try:
-                    if answer.status_code == 503:
-                        self.counts.refused += 1
-                        await asyncio.sleep(0.2)
-                        continue
-                    assert answer.status_code == 200, (request, await answer.aread())
-                    request = answer.headers["x-request-id"]
-                    if await self._read(answer, events):
-                        return events
-                finally:
-                    await answer.aclose()
             except httpx.TransportError:
                 await asyncio.sleep(0.2)
+                continue
+            try:
+                match answer.status_code:
+                    case 200:
+                        request = answer.headers["x-request-id"]
+                        if await self._read(answer, events):
+                            return events
+                    case 303:
+                        request = answer.headers["x-request-id"]
+                        location = answer.headers["location"]
+                    case 503:
+                        self.counts.refused += 1
+                        await asyncio.sleep(0.2)
+                    case status:
+                        # The ticket of a streamer that has been replaced.
+                        assert (status, request is not None) == (410, True), await answer.aread()
+            finally:
+                await answer.aclose()
 
     async def _read(self, answer: httpx.Response, events: list[Event]) -> bool:
         """Take events until the end; tell whether the stream is whole."""
         reader = Reader()
-        async for part in answer.aiter_raw():
-            for event in reader.feed(part):
-                if event.data == "[DONE]":
-                    return True
-                if event.id is None:
-                    assert event.json["error"]["code"] == "stream_interrupted", event
-                    return False
-                events.append(event)
+        with contextlib.suppress(httpx.TransportError):
+            async for part in answer.aiter_raw():
+                for event in reader.feed(part):
+                    if event.data == "[DONE]":
+                        return True
+                    if event.id is None:
+                        assert event.json["error"]["code"] == "stream_interrupted", event
+                        return False
+                    events.append(event)
         return False
 
 
-@pytest.fixture
-def parts(tmp_path: Path) -> Iterator[tuple[NatsServer, list[Part], list[str]]]:
+@dataclass
+class Rolled:
+    """The whole system: its broker, its processes, and where clients go."""
+
+    nats: NatsServer
+    parts: list[Part]
+    doors: list[str]
+    streamers: list[str]
+
+    def queued(self) -> int:
+        """Return how many requests are in the queue."""
+
+        async def count(bus: Bus) -> int:
+            info = await bus.api("STREAM.INFO.REQUESTS", {"subjects_filter": "requests.>"})
+            return sum((info["state"].get("subjects") or {}).values())
+
+        return with_bus(self.nats.url, count)
+
+
+@pytest.fixture(params=["gateway", "split"])
+def rolled(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rolled]:
     with ExitStack() as cleanup:
         nats = NatsServer(tmp_path)
         cleanup.callback(nats.stop)
         nats.start()
         with_bus(nats.url, topology.apply)
-        ports = [free_port() for _ in range(2)]
         common = ("--nats-url", nats.url, "--grace-s", "2")
-        workers = [
-            Part("workers", f"worker-{n}", tmp_path, (*common, "--orphan-s", str(ORPHAN_S)))
-            for n in range(3)
-        ]
-        gateways = [
-            Part("gateway", f"gateway-{n}", tmp_path, (*common, "--port", str(port)))
-            for n, port in enumerate(ports)
-        ]
-        parts = [*gateways, *workers]
+
+        def fronts(module: str) -> tuple[list[Part], list[str]]:
+            ports = [free_port() for _ in range(2)]
+            parts = [
+                Part(module, f"{module}-{n}", tmp_path, (*common, "--port", str(port)))
+                for n, port in enumerate(ports)
+            ]
+            return parts, [f"http://127.0.0.1:{port}" for port in ports]
+
+        doors, door_urls = fronts("gateway" if request.param == "gateway" else "ingress")
+        streamers, streamer_urls = (
+            ([], door_urls) if request.param == "gateway" else fronts("streamer")
+        )
+        patience = ("--orphan-s", str(ORPHAN_S))
+        workers = [Part("workers", f"worker-{n}", tmp_path, (*common, *patience)) for n in range(3)]
+        parts = [*doors, *streamers, *workers]
         for part in parts:
             part.start()
             cleanup.callback(lambda part=part: part.process.kill())
         for part in parts:
             part.wait_ready()
-        urls = [f"http://127.0.0.1:{port}" for port in ports]
-        for url in urls:
+        for url in door_urls:
             wait_for(lambda url=url: models_at(url) == ["sim"], within_s=15, what="the model")
-        yield nats, parts, urls
+        yield Rolled(nats, parts, door_urls, streamer_urls)
 
 
-def test_a_rolling_restart_of_every_process_under_load_loses_nothing(
-    parts: tuple[NatsServer, list[Part], list[str]],
-) -> None:
-    nats, ours, urls = parts
-    clients = Clients(urls)
+def test_a_rolling_restart_of_every_process_under_load_loses_nothing(rolled: Rolled) -> None:
+    clients = Clients(rolled.doors, rolled.streamers)
 
     def began(count: int) -> None:
         """Wait until so many more streams were whole: the load is back."""
@@ -194,30 +228,21 @@ def test_a_rolling_restart_of_every_process_under_load_loses_nothing(
         wait_for(lambda: clients.counts.whole >= wanted, within_s=30, what="streams that end")
 
     def roll() -> None:
-        for part in ours:
+        for part in rolled.parts:
             began(10)
             part.restart()
         began(10)
-        nats.stop()
-        nats.start()
+        rolled.nats.stop()
+        rolled.nats.start()
         began(SHORT + LONG)
 
     asyncio.run(clients.run(roll))
-    print(clients.counts)
     assert clients.counts.resumed > 0
-
-    def queued() -> int:
-        async def count(bus: Bus) -> int:
-            info = await bus.api("STREAM.INFO.REQUESTS", {"subjects_filter": "requests.>"})
-            return sum((info["state"].get("subjects") or {}).values())
-
-        return with_bus(nats.url, count)
-
     # What a client asked for again had perhaps been queued the first time.
     wait_for(
-        lambda: not queued() and not any(part.busy() for part in ours),
+        lambda: not rolled.queued() and not any(part.busy() for part in rolled.parts),
         within_s=3 * ORPHAN_S,
         what="rest",
     )
-    for part in ours:
+    for part in rolled.parts:
         assert "Traceback" not in part.process.said(), part.process.said()[-4000:]
