@@ -230,6 +230,17 @@ def streamer_shown(streamer: str) -> str:
     return f"streamers.{escape(streamer)}.shown"
 
 
+def streamer_unread(streamer: str) -> str:
+    """Return the subject on which a streamer says which requests it has no reader for."""
+    return f"streamers.{escape(streamer)}.unread"
+
+
+class UnreadQuestion(msgspec.Struct, frozen=True):
+    """To a streamer: which of these requests have no reader with you? The answer is their list."""
+
+    requests: tuple[str, ...]
+
+
 class HoldsQuestion(msgspec.Struct, frozen=True):
     """To a worker: do you hold this request? If so, here is its new ack subject."""
 

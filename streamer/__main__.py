@@ -137,7 +137,7 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
         tasks.start("workers", workforce.follow())
         settle_memory()
         await stop.wait()
-        draining = True
+        draining = mailbox.draining = True
         await announce()
         sockets.drain()
         await _drain(mailbox, desk, grace_s=settings.grace_s)

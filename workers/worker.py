@@ -16,7 +16,7 @@ from schemas import subjects
 from schemas.life import State
 from schemas.model import ModelCard, WorkerEntry
 from schemas.subjects import HoldsQuestion, LostNotice, RequestSubject
-from schemas.wire import BadEnvelope, Started, decode_envelope
+from schemas.wire import BadEnvelope, Envelope, Started, decode_envelope
 from workers.burial import bury
 from workers.cancels import Tombstones
 from workers.engine import Engine, EngineDied
@@ -84,6 +84,10 @@ class Worker:
     def held(self) -> int:
         """How many requests this worker has taken and not yet ended."""
         return len(self._held)
+
+    def envelopes(self) -> list[Envelope]:
+        """Return the requests that this worker holds."""
+        return [each.envelope for each in self._held.values() if not each.lost]
 
     async def start(self) -> None:
         """Listen to peers, cancels and questions, then begin to pull. Raises BrokerAway."""
