@@ -9,12 +9,26 @@ import pytest
 from headrace import topology
 from headrace.bus import Bus, Message
 from schemas import subjects
-from schemas.subjects import new_request_id
+from schemas.subjects import ReplySubject, RequestSubject, new_request_id
+from schemas.wire import Envelope, Sampling, Shape, encode_envelope
 from streamer.buffer import OpenReply
 from streamer.mailbox import Mailbox
 from tests.broker import with_bus
 from tests.servers import NatsServer
 from tests.waiting import until
+
+
+def _envelope(streamer: str, request: str) -> Envelope:
+    return Envelope(
+        request=request,
+        tenant="t",
+        model="m",
+        reply=str(ReplySubject(streamer, "t", request)),
+        prompt=b"",
+        sampling=Sampling(max_tokens=1),
+        shape=Shape("completion", "m", 1),
+        deadline_s=time.time() + 60,
+    )
 
 
 class Scene:
@@ -35,6 +49,10 @@ class Scene:
             self.cancelled.append(message.subject)
 
         await self.bus.subscribe(subjects.cancel_signal("t", self.request), heard)
+        await self.bus.store(
+            str(RequestSubject("online", "m", 0, "t", self.request)),
+            encode_envelope(_envelope(self.first.streamer, self.request)),
+        )
         return self.first.open(tenant="t", request=self.request, deadline_s=time.time() + 60)
 
     async def resumed(self) -> OpenReply:
