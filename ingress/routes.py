@@ -14,7 +14,8 @@ from headrace.answers import as_json, refused
 from headrace.deadline import timeout_s_of
 from ingress.admit import Ingress, Origin, parse
 from ingress.cors import Cors
-from ingress.handoff import Answer, Handoff
+from ingress.handoff import Answer, Expected, Handoff
+from ingress.idempotency import Attach, Keys, keyed
 from schemas.errors import InternalError, InvalidRequest, Refusal, RequestTooLarge
 from schemas.subjects import new_request_id
 
@@ -31,6 +32,7 @@ class Generate:
         self._handoff = handoff
         self._cors = cors
         self._chat = chat
+        self._keys = Keys(ingress.bus)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         counts = self._ingress.counts
@@ -61,21 +63,46 @@ class Generate:
         deadline_s = time.time() + timeout_s
         body = await read_body(Request(scope, receive))
         ask = parse(body, chat=self._chat)
-        expected = self._handoff.expect(
+        asked = keyed(
+            scope["headers"],
             tenant=caller.tenant,
             request=request,
             deadline_s=deadline_s,
-            keep=ask.keep,
-            model=ask.model,
+            path=scope["path"],
+            body=body,
         )
-        try:
-            origin = Origin(caller, request, expected.streamer, deadline_s)
-            await self._ingress.admit(origin, ask, body_bytes=len(body))
-        except BaseException:
-            expected.drop()
-            raise
-        return expected.answer(
-            stream=bool(ask.stream), headers={"x-request-id": request, **headers}
+
+        async def begin() -> Expected:
+            expected = self._handoff.expect(
+                tenant=caller.tenant,
+                request=request,
+                deadline_s=deadline_s,
+                keep=ask.keep,
+                model=ask.model,
+            )
+            try:
+                origin = Origin(
+                    caller, request, expected.streamer, deadline_s, keep_answer=asked is not None
+                )
+                await self._ingress.admit(origin, ask, body_bytes=len(body))
+            except BaseException:
+                expected.drop()
+                raise
+            return expected
+
+        begun = await begin() if asked is None else await self._keys.once(asked, begin)
+        if isinstance(begun, Attach):
+            return await self._handoff.attach(
+                tenant=caller.tenant,
+                request=begun.request,
+                deadline_s=begun.deadline_s,
+                stream=bool(ask.stream),
+                headers={"x-request-id": begun.request, **headers},
+            )
+        return begun.answer(
+            stream=bool(ask.stream),
+            headers={"x-request-id": request, **headers},
+            lingers=asked is not None,
         )
 
 

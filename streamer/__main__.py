@@ -88,6 +88,7 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
     mailbox.unexpected = lambda message: desk.unexpected(
         message.subject, message.data, now_s=time.time()
     )
+    mailbox.awaited = desk.awaits
     draining = False
 
     def readiness() -> Readiness:
@@ -136,7 +137,7 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
         tasks.start("workers", workforce.follow())
         settle_memory()
         await stop.wait()
-        draining = True
+        draining = mailbox.draining = True
         await announce()
         sockets.drain()
         await _drain(mailbox, desk, grace_s=settings.grace_s)

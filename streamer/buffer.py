@@ -6,12 +6,14 @@ what was dropped is read again from REPLIES once the reader has caught up with t
 
 import asyncio
 import logging
+import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 from headrace import journal
 from headrace.bus import BrokerAway, BrokerRefused, Bus
+from headrace.connection import Connection
 from headrace.workforce import no_workers
 from schemas import subjects
 from schemas.errors import DeadlineExceeded, Refusal, StreamInterrupted
@@ -21,10 +23,14 @@ from streamer.reply import Event, Reply, Shown
 log = logging.getLogger(__name__)
 
 BUFFER_BYTES_MAX: Final = 128 * 1024
+EVENT_BYTES: Final = 128
+"""What an event takes beside its frame's bytes: a token of few letters is mostly that."""
+PAGE_BYTES_MAX: Final = 64 * 1024
 RECENT_FRAMES: Final = 48  # more than a checkpoint's interval: the log may lack no more
 QUIET_READ_S: Final = 15.0
 COMMENT_S: Final = 14.0
 HOLE_READ_S: Final = 0.25
+LATE_READ_S: Final = 0.25
 HOLE_S_MAX: Final = 10.0
 STALLED_S_MAX: Final = 60.0
 DEADLINE_GRACE_S: Final = 1.0
@@ -59,6 +65,8 @@ class OpenReply:
         self.left = False
         self.comment_due = False
         self.tokens = 0
+        self.heard_on: str | None = None  # the subject of its frames, which names its streamer
+        self.lingers = False  # whether its client may come back in a moment
         self._bus = bus
         self._kept = keep
         self._bytes_max = buffer_bytes_max
@@ -68,19 +76,25 @@ class OpenReply:
         self._log_due = False
         self._log_failed = False
         self._log_seq = 0
+        self._given: deque[bytes] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._heard_s = now_s
         self._sent_s = now_s
         self._sending = False
+        self._unsent_bytes = 0
         self._hole_s: float | None = None
         self._recent: deque[bytes] = deque(maxlen=RECENT_FRAMES)
         self._rest: Awaitable[None] | None = None
         self.write_now: Callable[[Sequence[Event]], Awaitable[None] | None] | None = None
         self.writer: asyncio.Task[None] | None = None
+        self.connection: Connection | None = None
+        self.stalled = False
 
     @property
     def kept(self) -> bool:
-        """Whether the request runs on when its last reader leaves."""
+        """Whether nothing is to be ended when the last reader leaves."""
+        if self._given is not None:
+            return True
         shape = self.reply.shape
         return self._kept if shape is None else shape.keep
 
@@ -108,7 +122,7 @@ class OpenReply:
 
     def _keep(self, events: Sequence[Event], size: int) -> None:
         self._pending.extend(events)
-        self._pending_bytes += size
+        self._pending_bytes += size + EVENT_BYTES * len(events)
 
     def _written(self, events: Sequence[Event]) -> bool:
         """Write tokens at once if the reader waits for nothing else; tell whether it was done."""
@@ -159,15 +173,29 @@ class OpenReply:
         """Read what the log holds already, before anybody waits for it."""
         await self._read_log()
 
+    def came_late(self, *, now_s: float) -> None:
+        """Have the log read again in a moment: its last frame may have been told to others before
+        we listened, and stored after we read."""
+        self._heard_s = now_s - QUIET_READ_S + LATE_READ_S
+
+    def give(self, frames: Iterable[bytes]) -> None:
+        """Take the frames of an ended reply in place of its log, which is no more there."""
+        self._given = deque(frames)
+        self.deadline_s = math.inf
+        self.look_at_log()
+
     async def _read_log(self) -> None:
         self._log_due = self._behind = self._log_failed = False
+        if self._given is not None:
+            self._take_given(self._given)
+            return
         try:
             entries, more = await journal.read_page(
                 self._bus,
                 subjects.REPLIES,
                 self.log_subject,
                 after_seq=self._log_seq,
-                bytes_max=self._bytes_max,
+                bytes_max=min(self._bytes_max, PAGE_BYTES_MAX),
             )
         except (BrokerAway, BrokerRefused) as error:
             log.info("the log of %s cannot be read now: %s", self.request, error)
@@ -175,8 +203,14 @@ class OpenReply:
             return
         for entry in entries:
             self._keep(self._read(entry.data, stored_seq=entry.seq), len(entry.data))
-            self._log_seq = entry.seq
+            self._log_seq, self.heard_on = entry.seq, entry.subject
         self._behind |= more  # the rest is read once this has been: a reply may be long
+
+    def _take_given(self, frames: deque[bytes]) -> None:
+        while frames and self._pending_bytes <= self._bytes_max:
+            data = frames.popleft()
+            self._keep(self._read(data, stored_seq=None), len(data))
+        self._behind = bool(frames)
 
     def shown(self, have: int) -> Tokens:
         """Return the pieces from seq `have` on that the client has or will be given, as far as
@@ -234,8 +268,7 @@ class OpenReply:
         self._heard_s = self._heard_s or now_s
         self._sent_s = self._sent_s or now_s
         if self._sending:
-            if now_s - self._sent_s > STALLED_S_MAX and self.writer is not None:
-                self.writer.cancel("the client does not read")
+            self._tick_stall(now_s)
             return
         # A worker that runs it writes the end itself; nobody does of what waits in the queue.
         grace_s = DEADLINE_GRACE_S if self.reply.started else 0.0
@@ -250,6 +283,17 @@ class OpenReply:
         if self.model and not self._serves(self.model):
             return no_workers(self.model)
         return DeadlineExceeded("The request's deadline has passed.")
+
+    def _tick_stall(self, now_s: float) -> None:
+        """Have the writer cancelled, once, when its client has taken nothing for a while."""
+        unsent_bytes = 0 if self.connection is None else self.connection.unsent_bytes
+        if unsent_bytes < self._unsent_bytes:
+            self._sent_s = now_s  # slow, but it reads
+        self._unsent_bytes = unsent_bytes
+        if now_s - self._sent_s > STALLED_S_MAX and self.writer is not None and not self.stalled:
+            self.stalled = True
+            self.refuse(StreamInterrupted("The client did not read for long; resume the stream."))
+            self.writer.cancel("the client does not read")
 
     def _tick_log(self, now_s: float) -> None:
         if self._log_failed and self._bus.connected:

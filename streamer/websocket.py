@@ -14,6 +14,7 @@ from typing import Any, Final, assert_never
 
 import msgspec
 
+from headrace.connection import Connection, connection_of
 from headrace.deadline import DEADLINE_S, timeout_s_of
 from schemas.errors import (
     DeadlineExceeded,
@@ -24,6 +25,7 @@ from schemas.errors import (
     NotFound,
     Refusal,
     RequestCancelled,
+    StreamInterrupted,
     TooManyRequests,
 )
 from schemas.subjects import new_request_id
@@ -91,7 +93,7 @@ class Sockets:
         if chat is None:
             await _reject(send, NotFound(f"No WebSocket is served at {scope['path'][:200]}."))
             return
-        socket = Socket(self, receive, send, chat=chat)
+        socket = Socket(self, receive, send, chat=chat, connection=connection_of(scope))
         self._open.add(socket)
         try:
             await socket.serve(scope["headers"])
@@ -121,11 +123,20 @@ async def _reject(send: Send, refusal: Refusal) -> None:
 class Socket:
     """One client's socket, and the requests on it."""
 
-    def __init__(self, sockets: Sockets, receive: Receive, send: Send, *, chat: bool) -> None:
+    def __init__(
+        self,
+        sockets: Sockets,
+        receive: Receive,
+        send: Send,
+        *,
+        chat: bool,
+        connection: Connection | None,
+    ) -> None:
         self._sockets = sockets
         self._receive = receive
         self._send = send
         self._chat = chat
+        self._connection = connection
         self._tenant = ""
         self._timeout_s = DEADLINE_S
         self._closed = False
@@ -261,6 +272,7 @@ class Socket:
                 deadline_s=time.time() + timeout_s,
                 buffer_bytes_max=BUFFER_BYTES_MAX,
             )
+            reply.connection = self._connection
             task = reply.writer = asyncio.create_task(self._run(name, reply, body))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -297,7 +309,12 @@ class Socket:
                 mailbox.close(reply)
 
     def _stalled(self, reply: OpenReply) -> None:
+        """End the socket, whose client does not read: its requests may be resumed elsewhere."""
         log.warning("%s: the socket was cut", reply.request)
+        for each in self._replies.values():
+            each.refuse(StreamInterrupted("The client did not read for long; resume the stream."))
+        if self._connection is not None:
+            self._connection.take_all()  # the close frame, most of all
         self._close_soon(messages.STALLED)
 
     async def _admit(self, reply: OpenReply, body: bytes) -> None:

@@ -16,13 +16,14 @@ from schemas import subjects
 from schemas.life import State
 from schemas.model import ModelCard, WorkerEntry
 from schemas.subjects import HoldsQuestion, LostNotice, RequestSubject
-from schemas.wire import BadEnvelope, Started, decode_envelope
+from schemas.wire import BadEnvelope, Envelope, Started, decode_envelope
 from workers.burial import bury
 from workers.cancels import Tombstones
 from workers.engine import Engine, EngineDied
 from workers.generation import AlreadyStarted, Generation, Lost
 from workers.history import History, read_history
 from workers.intake import Intake, deliveries
+from workers.keeping import keep_answer
 from workers.lease import Leases
 from workers.ownership import owned
 from workers.recovery import (
@@ -83,6 +84,10 @@ class Worker:
     def held(self) -> int:
         """How many requests this worker has taken and not yet ended."""
         return len(self._held)
+
+    def envelopes(self) -> list[Envelope]:
+        """Return the requests that this worker holds."""
+        return [each.envelope for each in self._held.values() if not each.lost]
 
     async def start(self) -> None:
         """Listen to peers, cancels and questions, then begin to pull. Raises BrokerAway."""
@@ -207,6 +212,8 @@ class Worker:
             self._release(generation)
         if done and not (self._stalled() and await self._is_lost(generation)):
             with contextlib.suppress(BrokerAway):  # delivered again, it is found ended in the log
+                if generation.envelope.keep_answer:
+                    await keep_answer(self._bus, generation.envelope)
                 await self._bus.publish(generation.ack, ACK)
 
     def _engine_died(self, error: EngineDied) -> None:

@@ -22,7 +22,7 @@ from schemas.errors import DeadlineExceeded, NoWorkers, QueueFull, Refusal
 from schemas.model import ModelCard, WorkerEntry
 from schemas.subjects import new_request_id
 from tests.broker import with_bus
-from tests.servers import NatsServer
+from tests.servers import NatsServer, freeze
 from tests.waiting import until
 from workers.sim.vocabulary import tokenizer_files
 
@@ -65,8 +65,7 @@ class Door:
 def frozen(server: NatsServer) -> Iterator[None]:
     """Stop the broker's process for a while: connected, and silent."""
     assert server._process is not None
-    os.kill(server._process.pid, signal.SIGSTOP)
-    os.waitpid(server._process.pid, os.WUNTRACED)  # until then it may take another message
+    freeze(server._process.pid)
     try:
         yield
     finally:
