@@ -3,7 +3,7 @@
 A tenant's own words go before its tier's. Figures per minute are averages; `burst` counts requests.
 """
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -72,7 +72,7 @@ class Tenant(Terms, frozen=True, kw_only=True, omit_defaults=True, forbid_unknow
 
 def policy_of(tenant: Tenant | None, tier: Tier | None) -> Policy:
     """Return what a tenant may do: its own terms, else its tier's, else the defaults."""
-    said = {}
+    said: dict[str, Any] = {}
     for terms in (tier, tenant):
         if terms is not None:
             said |= {
