@@ -291,6 +291,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     deadline_s: float  # seconds since the epoch
     cache_salt: str | None = None
     sim: SimHook | None = None
+    key: str | None = None  # the id of the key that it was sent with
 
     @property
     def tokens(self) -> list[int]:

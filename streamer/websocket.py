@@ -14,6 +14,8 @@ from typing import Any, Final, assert_never
 
 import msgspec
 
+from headrace.requests import peer_of
+from schemas.admit import Caller
 from schemas.errors import (
     Draining,
     InternalError,
@@ -93,7 +95,7 @@ class Sockets:
         socket = Socket(self, receive, send, chat=chat)
         self._open.add(socket)
         try:
-            await socket.serve(scope["headers"])
+            await socket.serve(scope["headers"], peer_of(scope))
         finally:
             self._open.discard(socket)
 
@@ -125,7 +127,7 @@ class Socket:
         self._receive = receive
         self._send = send
         self._chat = chat
-        self._tenant = ""
+        self._caller = Caller("")
         self._closed = False
         # By the client's id, until its last message: then the id may be used again.
         self._replies: dict[str, OpenReply] = {}
@@ -133,11 +135,11 @@ class Socket:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Future[Close] = asyncio.get_running_loop().create_future()
 
-    async def serve(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    async def serve(self, headers: Sequence[tuple[bytes, bytes]], peer: str | None) -> None:
         """Serve the socket to its end."""
-        tenant, close = None, None
+        caller, close = None, None
         try:
-            tenant = await self._sockets.admission.identify(headers)
+            caller = await self._sockets.admission.identify(headers, peer=peer)
         except Refusal as refusal:
             if refusal.status == 403:
                 await _reject(self._send, refusal)
@@ -149,13 +151,13 @@ class Socket:
         elif self._sockets.draining:
             close = messages.GOING_AWAY
         if close is None:
-            close = await self._exchange(tenant)
+            close = await self._exchange(caller)
         if close is not None:
             await self._close(close)
 
-    async def _exchange(self, tenant: str | None) -> Close | None:
+    async def _exchange(self, caller: Caller | None) -> Close | None:
         """Take messages until the end, and return how to close; None when the client has left."""
-        reading = asyncio.create_task(self._read(tenant), name="websocket")
+        reading = asyncio.create_task(self._read(caller), name="websocket")
         try:
             either: list[asyncio.Future[Any]] = [reading, self._closing]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -192,22 +194,22 @@ class Socket:
 
     # What the client sends
 
-    async def _read(self, tenant: str | None) -> None:
+    async def _read(self, caller: Caller | None) -> None:
         """Take messages for ever. Raises _End."""
-        if tenant is None:
+        if caller is None:
             try:
                 async with asyncio.timeout(self._sockets.auth_s):
-                    tenant = await self._authenticate()
+                    caller = await self._authenticate()
             except TimeoutError:
                 raise _End(messages.NO_KEY) from None
             except Refusal as refusal:
                 raise _End(_close_of(refusal)) from None
-        self._tenant = tenant
+        self._caller = caller
         while True:
             await self._take(await self._next_text())
 
-    async def _authenticate(self) -> str:
-        """Return the tenant of the first message's key. Raises a Refusal or _End."""
+    async def _authenticate(self) -> Caller:
+        """Return whose key the first message shows. Raises a Refusal or _End."""
         match messages.read(await self._next_text()):
             case Auth(key) if key:
                 return await self._sockets.admission.identify_key(key)
@@ -252,7 +254,7 @@ class Socket:
         else:
             mailbox = self._sockets.mailbox
             reply = self._replies[name] = mailbox.open(
-                tenant=self._tenant,
+                tenant=self._caller.tenant,
                 request=new_request_id(),
                 deadline_s=time.time() + DEADLINE_S,
                 buffer_bytes_max=BUFFER_BYTES_MAX,
@@ -300,7 +302,7 @@ class Socket:
         if self._sockets.draining:
             raise Draining("This node is stopping.")
         await self._sockets.admission.admit(
-            self._tenant,
+            self._caller,
             body,
             chat=self._chat,
             request=reply.request,
