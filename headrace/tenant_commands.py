@@ -20,7 +20,7 @@ from headrace import settings, tenants
 from headrace.bus import Bus
 from headrace.dismiss import dismiss_key
 from headrace.operate import OperatorSettings, operate, refuse
-from headrace.tenants import Kind, Record
+from headrace.tenants import Name, Record
 from schemas.tenant import Entry, Key, Policy, Tenant, Tier, policy_of
 
 T = TypeVar("T", Tenant, Key)
@@ -32,7 +32,7 @@ SPREAD_S: Final = 1.0
 tenant_app = typer.Typer(**settings.PLAIN, help="Tenants and what each may do.")
 key_app = typer.Typer(**settings.PLAIN, help="API keys.")
 
-Entries = Mapping[tuple[Kind, str], Record]
+Entries = Mapping[Name, Record]
 TenantName = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's name.")]
 
 
@@ -299,7 +299,7 @@ def _policy(entries: Entries, tenant: object) -> Policy:
     return policy_of(terms, found)
 
 
-async def _entries(wanted: OperatorSettings) -> dict[tuple[Kind, str], Record]:
+async def _entries(wanted: OperatorSettings) -> dict[Name, Record]:
     async with wanted.connected() as bus:
         return await tenants.read_bucket(bus)
 

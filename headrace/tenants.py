@@ -11,11 +11,12 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import aclosing
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from headrace import journal
+from headrace import bulk
 from headrace.bus import BrokerAway, BrokerRefused, Bus, Message
 from headrace.tenant_settings import NO_TENANCY, ApiKey, Tenancy
 from schemas import subjects
@@ -24,6 +25,7 @@ from schemas.tenant import UNLIMITED, Entry, Key, Policy, Tenant, Tier, key_id, 
 log = logging.getLogger(__name__)
 
 Kind = Literal["tenant", "tier", "key"]
+Name = tuple[Kind, str]
 Record = Entry[Tenant] | Entry[Tier] | Entry[Key]
 
 STREAM: Final = f"KV_{subjects.TENANTS}"
@@ -133,7 +135,8 @@ class Directory:
             self._revoked.add(key_id(digest))
         else:
             self._keys[digest] = key.tenant
-            self._revoked.discard(key_id(digest))
+            if self._revoked:
+                self._revoked.discard(key_id(digest))
 
     def _drop(self, kind: Kind, name: str) -> None:
         """Fall back to this node's own configuration."""
@@ -172,14 +175,16 @@ class Followed:
         self._missed: list[Message] | None = None
         self._seq = 0
 
-    async def start(self) -> None:
-        """Listen, then read what is there. Raises BrokerAway and BrokerRefused."""
+    async def start(self) -> Mapping[Name, Record]:
+        """Listen, then read what is there and return it. Raises BrokerAway and BrokerRefused."""
         await self._bus.subscribe(f"{_PREFIX}>", self._heard)
-        self._bus.on_reconnect(self.read)
-        await self.read()
+        self._bus.on_reconnect(self._read_again)
+        return await self._read()
 
-    async def read(self) -> None:
-        """Read the whole bucket. Raises BrokerAway and BrokerRefused."""
+    async def _read_again(self) -> None:
+        await self._read()
+
+    async def _read(self) -> Mapping[Name, Record]:
         async with self._reading:
             self._missed = []
             try:
@@ -195,6 +200,7 @@ class Followed:
             finally:
                 self._missed = None
         self._on_change()
+        return stored
 
     async def follow(self) -> None:
         """Read the bucket again whenever it holds what was not heard; for ever."""
@@ -207,7 +213,7 @@ class Followed:
                 if seq == self._seq or seq != suspected:
                     suspected = seq
                     continue
-                await self.read()
+                await self._read()
             except (BrokerAway, BrokerRefused) as error:
                 log.debug("the tenants were not looked at: %s", error)
 
@@ -227,27 +233,30 @@ class Followed:
             self._directory.take(kind, name, record)
 
 
-async def read_bucket(bus: Bus) -> dict[tuple[Kind, str], Record]:
+async def read_bucket(bus: Bus) -> dict[Name, Record]:
     """Return all entries, gone ones too. Raises BrokerAway and BrokerRefused."""
-    entries: dict[tuple[Kind, str], Record] = {}
-    async for message in journal.walk(bus, STREAM, f"{_PREFIX}>"):
-        headers = message.headers or {}
-        if "KV-Operation" in headers:
-            continue
-        found = _read(headers[journal.SUBJECT], message.data)
-        if found is not None and found[1] is not None:
-            entries[found[0]] = found[1]
+    entries: dict[Name, Record] = {}
+    async with aclosing(bulk.read(bus, STREAM, f"{_PREFIX}>")) as pages:
+        async for page in pages:
+            for message in page:
+                found = _read(message.subject, message.data)
+                if found is not None and found[1] is not None:
+                    entries[found[0]] = found[1]
     return entries
 
 
-async def seed(bus: Bus, keys: Iterable[ApiKey], tenancy: Tenancy) -> int:
+async def seed(
+    bus: Bus, stored: Mapping[Name, Record], keys: Iterable[ApiKey], tenancy: Tenancy
+) -> int:
     """Write the configuration's tenants, tiers and keys into the bucket; return how many changed.
+
+    `stored` is what the bucket holds.
 
     Its words go into the bucket when they are new, and leave it when they have left the
     configuration; what an operator changed since, revoked or deleted stays. Raises BrokerAway and
     BrokerRefused.
     """
-    changes = seeding(await read_bucket(bus), keys, tenancy, now_s=time.time())
+    changes = seeding(stored, keys, tenancy, now_s=time.time())
     for start in range(0, len(changes), _CHUNK):
         chunk = changes[start : start + _CHUNK]
         await asyncio.gather(*[put(bus, *name, record) for name, record in chunk])
@@ -255,14 +264,14 @@ async def seed(bus: Bus, keys: Iterable[ApiKey], tenancy: Tenancy) -> int:
 
 
 def seeding(
-    stored: Mapping[tuple[Kind, str], Record],
+    stored: Mapping[Name, Record],
     keys: Iterable[ApiKey],
     tenancy: Tenancy,
     *,
     now_s: float,
-) -> list[tuple[tuple[Kind, str], Record | None]]:
+) -> list[tuple[Name, Record | None]]:
     """Return what must be written so that the bucket holds the configuration's words."""
-    wanted: dict[tuple[Kind, str], Tenant | Tier | Key] = {}
+    wanted: dict[Name, Tenant | Tier | Key] = {}
     for tier in tenancy.tiers.values():
         wanted["tier", tier.name] = tier
     for tenant in tenancy.tenants.values():
@@ -270,7 +279,7 @@ def seeding(
     for each in keys:
         key = Key(tenant=each.tenant, sha256=each.sha256)
         wanted["key", key.id] = key
-    changes: list[tuple[tuple[Kind, str], Record | None]] = []
+    changes: list[tuple[Name, Record | None]] = []
     for name, value in wanted.items():
         there = stored.get(name)
         digest = hashlib.sha256(msgspec.json.encode(value)).hexdigest()[:16]
@@ -297,7 +306,7 @@ async def put(bus: Bus, kind: Kind, name: str, record: Record | None) -> None:
         await bus.store(subject, msgspec.json.encode(record))
 
 
-def _read(subject: str, data: bytes) -> tuple[tuple[Kind, str], Record | None] | None:
+def _read(subject: str, data: bytes) -> tuple[Name, Record | None] | None:
     """Read an entry by its subject; None for one that we cannot read."""
     kind, _, token = subject[len(_PREFIX) :].partition(".")
     decode = _DECODE.get(kind)

@@ -65,9 +65,9 @@ class Entrance:
         if self._keys is not None:
             await self._keys.refresh()
         self._followed = tenants.Followed(bus, self._directory, on_change=on_change)
-        await self._followed.start()
+        stored = await self._followed.start()
         # The key of HEADRACE_API_KEY is this process's own, and stays out of the bucket.
-        changed = await tenants.seed(bus, self._config.keys.keys, self._config.tenancy)
+        changed = await tenants.seed(bus, stored, self._config.keys.keys, self._config.tenancy)
         if changed:
             log.info("%d entries of the bucket tenants follow the configuration", changed)
 

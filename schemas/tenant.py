@@ -1,5 +1,8 @@
 """Tenants, tiers and what they may do: frozen values. Rule: a limit that nobody named is none.
 
+There may be 100,000 of them, so they are out of the garbage collector's sight (`gc=False`): they
+hold strings and numbers, and no cycle.
+
 A tenant's own words go before its tier's. Figures per minute are averages; `burst` counts requests.
 """
 
@@ -53,7 +56,12 @@ UNLIMITED: Final = Policy()
 
 
 class Terms(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    gc=False,
 ):
     """A policy as it is written down; None says nothing about a field."""
 
@@ -73,11 +81,11 @@ class Terms(
     on_revoke: OnRevoke | None = None
 
 
-class Tier(Terms, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Tier(Terms, frozen=True, kw_only=True):
     """A policy that tenants share by its name."""
 
 
-class Tenant(Terms, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Tenant(Terms, frozen=True, kw_only=True):
     """A tenant: its name, its tier, and where it differs from it."""
 
     tier: Name | None = None
@@ -96,7 +104,7 @@ def policy_of(tenant: Tenant | None, tier: Tier | None) -> Policy:
     return Policy(**said) if said else UNLIMITED
 
 
-class Key(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Key(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A key that clients may show: the tenant it speaks for and the SHA-256 of it, hexadecimal."""
 
     tenant: Name
@@ -117,7 +125,9 @@ def key_id(digest: bytes) -> str:
 Value = TypeVar("Value")
 
 
-class Entry(msgspec.Struct, Generic[Value], frozen=True, kw_only=True, omit_defaults=True):
+class Entry(
+    msgspec.Struct, Generic[Value], frozen=True, kw_only=True, omit_defaults=True, gc=False
+):
     """What the bucket `tenants` holds of a tenant, a tier or a key.
 
     `seed` is the digest of the configuration's words where those made the entry. `gone_s` (seconds
