@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from headrace.bus import BrokerAway, BrokerRefused, Bus
-from schemas import subjects
+from schemas import subjects, tenant
 from schemas.subjects import Lane
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ _GIB: Final = 1024**3
 
 ACK_WAIT_S: Final = 3.0
 REPLIES_MAX_AGE_S: Final = 900
-DEADLINE_S_MAX: Final = 840
+DEADLINE_S_MAX: Final = tenant.DEADLINE_S_MAX
 HEARTBEAT_S: Final = 1.0
 ENTRY_TTL_S: Final = 4
 MODEL_TTL_S: Final = 15

@@ -12,6 +12,7 @@ from ingress.prompt import Prompter, UnusableFiles
 from schemas import subjects
 from schemas.errors import ModelNotFound
 from schemas.model import ModelCard
+from schemas.tenant import UNLIMITED, Policy
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +41,10 @@ class Catalogue:
             on_change=self._changed.set,
         )
 
-    def find(self, name: str) -> Model:
-        """Return a model. Raises ModelNotFound."""
+    def find(self, name: str, policy: Policy = UNLIMITED) -> Model:
+        """Return a model. Raises ModelNotFound, for one that the policy does not allow as well."""
         model = self._models.get(name)
-        if model is None:
+        if model is None or not policy.allows(name):
             raise ModelNotFound(f"The model '{name[:100]}' does not exist.", param="model")
         return model
 

@@ -29,7 +29,7 @@ class Ingress:
 def identified(url: str, ingress: Ingress) -> str:
     async def ask(bus: Bus) -> str:
         await bus.add_service(admit.SERVICE, "for a test", {admit.IDENTIFY: ingress.answer})
-        return await RemoteAdmission(bus, local=True).identify_key("k")
+        return (await RemoteAdmission(bus, local=True).identify_key("k")).tenant
 
     return with_bus(url, ask)
 
