@@ -23,6 +23,7 @@ from headrace.settings import (
     guard_address,
 )
 from headrace.telemetry import Readiness, admin_routes, registry_of
+from headrace.workforce import Workforce
 from ingress.admit import Ingress
 from ingress.app import Application
 from ingress.auth import Gate
@@ -64,10 +65,11 @@ async def _main(settings: GatewaySettings, gate: Gate, stop: asyncio.Event) -> N
 async def _serve(
     settings: GatewaySettings, gate: Gate, name: str, bus: Bus, stop: asyncio.Event
 ) -> None:
-    mailbox = Mailbox(bus, name)
+    workforce = Workforce(bus, clock=time.monotonic)
+    mailbox = Mailbox(bus, name, serves=workforce.serves)
     catalogue = Catalogue(bus, clock=time.monotonic)
     threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="prompt")
-    ingress = Ingress(bus, gate=gate, catalogue=catalogue, threads=threads)
+    ingress = Ingress(bus, gate=gate, catalogue=catalogue, workforce=workforce, threads=threads)
 
     def readiness() -> Readiness:
         detail = {"broker": bus.connected, "models": [card.name for card in catalogue.cards()]}
@@ -77,6 +79,7 @@ async def _serve(
 
     desk = Desk(ingress)
     sockets = Sockets(mailbox, desk)
+    await workforce.start()
     await mailbox.start()
     await catalogue.start()
     await serve_desk(bus, desk)
@@ -93,6 +96,7 @@ async def _serve(
     async with admin_port(settings, "gateway", readiness, readings), running_tasks() as tasks:
         tasks.start("models", catalogue.follow())
         tasks.start("replies", mailbox.tick_forever())
+        tasks.start("workers", workforce.follow())
         settle_memory()
         await stop.wait()
         ingress.draining = True

@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from headrace import queue_commands, settings, topology, up
+from headrace import deadletter_commands, queue_commands, settings, topology, up
 from headrace.datadir import DataDir, NothingRuns
 from headrace.operate import OperatorSettings, operate, refuse
 from headrace.topology import Sizes
@@ -79,6 +79,7 @@ main.command("backlog")(settings.taking(queue_commands.BacklogSettings, queue_co
 main.command("peek")(settings.taking(queue_commands.PeekSettings, queue_commands.peek))
 main.command("cancel")(settings.taking(queue_commands.CancelSettings, queue_commands.cancel))
 main.command("purge")(settings.taking(queue_commands.PurgeSettings, queue_commands.purge))
+main.add_typer(deadletter_commands.commands, name="deadletters", no_args_is_help=True)
 topology_commands.command("apply")(settings.taking(ApplySettings, _apply))
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from headrace.sockets import PORT_MAX, is_loopback
 CONFIG_NAME: Final = "headrace.toml"
 DATA_DIR: Final = Path(".headrace")
 GRACE_S: Final = 10.0
+ORPHAN_S: Final = 30.0
 DEFAULT_TENANT: Final = "default"
 TABLES: Final = frozenset({"keys"})
 """The tables of headrace.toml; everything else at its top level is an option."""
@@ -216,6 +217,9 @@ AdminPort = Annotated[
     int, _option("admin-port", "Their port; 0 takes a free one.", min=0, max=PORT_MAX)
 ]
 GraceS = Annotated[float, _option("grace-s", "Seconds to drain before the end.", min=0.0)]
+OrphanS = Annotated[
+    float, _option("orphan-s", "Seconds that a request runs on without a reader.", min=0.5)
+]
 Name = Annotated[str | None, _option("name", "Name of this process among its peers.")]
 Host = Annotated[str, _option("host", "Address to serve clients on.")]
 Port = Annotated[

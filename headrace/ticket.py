@@ -41,6 +41,7 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     keep: bool = False
     attach: str = ""
     lingers: bool = False
+    model: str = ""
 
 
 class Tickets:

@@ -23,6 +23,7 @@ from headrace.settings import (
 )
 from headrace.telemetry import Readiness, admin_routes, registry_of
 from headrace.ticket import load_tickets
+from headrace.workforce import Workforce
 from ingress import desk
 from ingress.admit import Ingress
 from ingress.app import Application
@@ -59,9 +60,10 @@ async def _main(settings: IngressSettings, gate: Gate, stop: asyncio.Event) -> N
 
 async def _serve(settings: IngressSettings, gate: Gate, bus: Bus, stop: asyncio.Event) -> None:
     catalogue = Catalogue(bus, clock=time.monotonic)
+    workforce = Workforce(bus, clock=time.monotonic)
     redirect = Redirect(bus, await load_tickets(bus), clock=time.monotonic)
     threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="prompt")
-    ingress = Ingress(bus, gate=gate, catalogue=catalogue, threads=threads)
+    ingress = Ingress(bus, gate=gate, catalogue=catalogue, workforce=workforce, threads=threads)
 
     def readiness() -> Readiness:
         detail = {
@@ -79,6 +81,7 @@ async def _serve(settings: IngressSettings, gate: Gate, bus: Bus, stop: asyncio.
             redirect.tick()
 
     await catalogue.start()
+    await workforce.start()
     await redirect.start()
     clerk = desk.Desk(ingress)
     await desk.serve(bus, clerk)
@@ -94,6 +97,7 @@ async def _serve(settings: IngressSettings, gate: Gate, bus: Bus, stop: asyncio.
     async with admin_port(settings, "ingress", readiness, readings), running_tasks() as tasks:
         tasks.start("models", catalogue.follow())
         tasks.start("streamers", prune_streamers())
+        tasks.start("workers", workforce.follow())
         tasks.start("probes", redirect.probe_forever())
         settle_memory()
         await stop.wait()

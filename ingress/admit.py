@@ -4,7 +4,6 @@ It composes the stations in their order; each step is one of the request's state
 """
 
 import asyncio
-import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -12,22 +11,27 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from headrace import topology
 from headrace.bus import Bus
+from headrace.workforce import Workforce, no_workers
 from ingress.auth import Caller, Gate
 from ingress.catalogue import Catalogue, Model
 from ingress.cost import Cost, cost_of
 from ingress.dispatch import dispatch
-from schemas.errors import BrokerUnavailable, Draining, InvalidRequest
+from schemas.errors import (
+    BrokerUnavailable,
+    DeadlineExceeded,
+    Draining,
+    InvalidRequest,
+    QueueFull,
+    QueueTimeout,
+)
 from schemas.life import State, step
 from schemas.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from schemas.prefix import partition_of, prefix_key
 from schemas.subjects import ReplySubject, RequestSubject
 from schemas.wire import Envelope, Sampling, Shape, pack_tokens
 
-DEADLINE_S: Final = 600.0
 INLINE_BYTES_MAX: Final = 4096
-_DECIMAL: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 Ask = ChatRequest | CompletionRequest
 
@@ -59,8 +63,17 @@ class Counts:
 class Ingress:
     """Admits requests; one per process."""
 
-    def __init__(self, bus: Bus, *, gate: Gate, catalogue: Catalogue, threads: Executor) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        gate: Gate,
+        catalogue: Catalogue,
+        workforce: Workforce,
+        threads: Executor,
+    ) -> None:
         self.bus = bus
+        self.workforce = workforce
         self.gate = gate
         self.catalogue = catalogue
         self.counts = Counts()
@@ -87,7 +100,12 @@ class Ingress:
         state = step(state, State.RESERVED)
         envelope = _envelope(origin, ask, cost, tokens)
         state = step(state, State.QUEUED)
-        await dispatch(self.bus, _subject(origin, model, ask, tokens), envelope)
+        try:
+            await dispatch(self.bus, _subject(origin, model, ask, tokens), envelope)
+        except (QueueFull, QueueTimeout, DeadlineExceeded) as refusal:
+            if self.workforce.serves(ask.model):
+                raise
+            raise no_workers(ask.model) from refusal
         step(state, State.PUBLISHED)
 
     async def _tokens(self, model: Model, ask: Ask, body_bytes: int) -> list[int]:
@@ -113,22 +131,6 @@ def parse(body: bytes, *, chat: bool, streamed: bool = False) -> Ask:
     `streamed` says that the answer is a stream whatever the body says.
     """
     return (parse_chat if chat else parse_completion)(body, streamed=streamed)
-
-
-def deadline_of(timeout: str | None) -> float:
-    """Return the deadline (seconds since the epoch) that `x-request-timeout` asks for.
-
-    Decimal seconds, above 0 and at most 840. Raises InvalidRequest.
-    """
-    seconds = DEADLINE_S
-    if timeout is not None:
-        if not _DECIMAL.fullmatch(timeout) or not 0 < float(timeout) <= topology.DEADLINE_S_MAX:
-            raise InvalidRequest(
-                f"'x-request-timeout' is seconds, above 0, at most {topology.DEADLINE_S_MAX}.",
-                param="x-request-timeout",
-            )
-        seconds = float(timeout)
-    return time.time() + seconds
 
 
 def _cost(model: Model, ask: Ask, prompt_tokens: int) -> Cost:

@@ -53,8 +53,8 @@ class Desk:
         request: str,
         streamer: str,
         deadline_s: float,
-    ) -> None:
-        """Put a streamed request into the queue. Raises a Refusal."""
+    ) -> str:
+        """Put a streamed request into the queue and return its model. Raises a Refusal."""
         counts = self._ingress.counts
         counts.received += 1
         counts.inflight += 1
@@ -68,6 +68,7 @@ class Desk:
         finally:
             counts.inflight -= 1
         counts.accepted += 1
+        return ask.model
 
 
 async def serve(bus: Bus, desk: Desk) -> None:
@@ -86,17 +87,18 @@ async def serve(bus: Bus, desk: Desk) -> None:
     )
 
 
-async def _identify(desk: Desk, asked: Identify) -> str | None:
+async def _identify(desk: Desk, asked: Identify) -> Answer:
     if asked.key is not None:
-        return await desk.identify_key(asked.key)
-    return await desk.identify(
+        return Answer(tenant=await desk.identify_key(asked.key))
+    tenant = await desk.identify(
         [(name.encode("latin-1"), value.encode("latin-1")) for name, value in asked.headers],
         local=asked.local,
     )
+    return Answer(tenant=tenant)
 
 
-async def _admit(desk: Desk, asked: Admit) -> str:
-    await desk.admit(
+async def _admit(desk: Desk, asked: Admit) -> Answer:
+    model = await desk.admit(
         asked.tenant,
         bytes(asked.body),
         chat=asked.chat,
@@ -104,15 +106,15 @@ async def _admit(desk: Desk, asked: Admit) -> str:
         streamer=asked.streamer,
         deadline_s=asked.deadline_s,
     )
-    return asked.tenant
+    return Answer(tenant=asked.tenant, model=model)
 
 
 async def _answered(
-    data: bytes, kind: type[Question], act: Callable[[Question], Awaitable[str | None]]
+    data: bytes, kind: type[Question], act: Callable[[Question], Awaitable[Answer]]
 ) -> bytes:
     try:
         question = msgspec.json.decode(data, type=kind)
-        answer = Answer(tenant=await act(question))
+        answer = await act(question)
     except msgspec.MsgspecError as error:
         answer = Answer(refusal=RefusalText.of(InvalidRequest(str(error))))
     except Refusal as refusal:

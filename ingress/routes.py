@@ -1,6 +1,7 @@
 """The API's routes: each composes the stations in their order."""
 
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -10,7 +11,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.answers import as_json, refused
-from ingress.admit import Ingress, Origin, deadline_of, parse
+from headrace.deadline import timeout_s_of
+from ingress.admit import Ingress, Origin, parse
 from ingress.cors import Cors
 from ingress.handoff import Answer, Expected, Handoff
 from ingress.idempotency import Attach, Keys, keyed
@@ -57,7 +59,8 @@ class Generate:
         self, scope: Scope, receive: Receive, request: str, headers: Mapping[str, str]
     ) -> Answer:
         caller = self._ingress.gate.identify(scope["headers"])
-        deadline_s = deadline_of(Headers(scope=scope).get("x-request-timeout"))
+        timeout_s = timeout_s_of(Headers(scope=scope).get("x-request-timeout"))
+        deadline_s = time.time() + timeout_s
         body = await read_body(Request(scope, receive))
         ask = parse(body, chat=self._chat)
         asked = keyed(
@@ -71,7 +74,11 @@ class Generate:
 
         async def begin() -> Expected:
             expected = self._handoff.expect(
-                tenant=caller.tenant, request=request, deadline_s=deadline_s, keep=ask.keep
+                tenant=caller.tenant,
+                request=request,
+                deadline_s=deadline_s,
+                keep=ask.keep,
+                model=ask.model,
             )
             try:
                 origin = Origin(

@@ -10,12 +10,14 @@ import msgspec
 from schemas.errors import (
     BrokerUnavailable,
     ContextLengthExceeded,
+    DeadlineExceeded,
     Draining,
     Forbidden,
     InternalError,
     InvalidApiKey,
     InvalidRequest,
     ModelNotFound,
+    NoWorkers,
     QueueFull,
     QueueTimeout,
     Refusal,
@@ -32,12 +34,14 @@ _REFUSALS: Final[dict[str, type[Refusal]]] = {
     for kind in (
         BrokerUnavailable,
         ContextLengthExceeded,
+        DeadlineExceeded,
         Draining,
         Forbidden,
         InternalError,
         InvalidApiKey,
         InvalidRequest,
         ModelNotFound,
+        NoWorkers,
         QueueFull,
         QueueTimeout,
         RequestTooLarge,
@@ -91,7 +95,9 @@ class RefusalText(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The answer to both: the tenant (None for one who must still show a key), or a refusal."""
+    """The answer to both: the tenant (None for one who must still show a key), or a refusal; and
+    the model of a request that was admitted."""
 
     tenant: str | None = None
     refusal: RefusalText | None = None
+    model: str = ""

@@ -190,9 +190,11 @@ def consumer_filter(lane: Lane, model: str, partition: int) -> str:
     return f"requests.{lane}.{escape(model)}.{partition}.>"
 
 
-def deadletters_of(*, model: str, tenant: str) -> str:
-    """Return the subject of a tenant's requests to a model that were given up."""
-    return f"deadletters.{escape(model)}.{escape(tenant)}"
+def deadletters_of(*, model: str | None = None, tenant: str | None = None) -> str:
+    """Return the subject of a tenant's requests to a model that were given up, or the filter of
+    those of a tenant, to a model, or of all."""
+    model_token = "*" if model is None else escape(model)
+    return f"deadletters.{model_token}.{'*' if tenant is None else escape(tenant)}"
 
 
 def cancel_signal(tenant: str, request: str) -> str:
@@ -226,6 +228,17 @@ def worker_loses(worker: str) -> str:
 def streamer_shown(streamer: str) -> str:
     """Return the subject on which a streamer says how far it has shown a reply."""
     return f"streamers.{escape(streamer)}.shown"
+
+
+def streamer_unread(streamer: str) -> str:
+    """Return the subject on which a streamer says which requests it has no reader for."""
+    return f"streamers.{escape(streamer)}.unread"
+
+
+class UnreadQuestion(msgspec.Struct, frozen=True):
+    """To a streamer: which of these requests have no reader with you? The answer is their list."""
+
+    requests: tuple[str, ...]
 
 
 class HoldsQuestion(msgspec.Struct, frozen=True):

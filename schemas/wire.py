@@ -299,19 +299,6 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return unpack_tokens(self.prompt)
 
 
-class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that was given up, kept for operators; `envelope` is as it was published."""
-
-    version: int = WIRE_VERSION
-    request: str
-    tenant: str
-    model: str
-    reason: str
-    died_s: float  # seconds since the epoch
-    tokens: int
-    envelope: bytes
-
-
 def pack_tokens(tokens: Sequence[int]) -> bytes:
     """Return token ids as 32-bit little-endian words: at most 4 bytes each, and a fast copy."""
     return _words(tokens).tobytes()

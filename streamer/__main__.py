@@ -24,6 +24,7 @@ from headrace.settings import (
 from headrace.sockets import is_loopback, is_unspecified
 from headrace.telemetry import Readiness
 from headrace.ticket import load_tickets
+from headrace.workforce import Workforce
 from schemas import subjects
 from schemas.model import StreamerEntry
 from streamer.admission import RemoteAdmission
@@ -81,7 +82,8 @@ async def _main(settings: StreamerSettings, stop: asyncio.Event) -> None:
 
 
 async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.Event) -> None:
-    mailbox = Mailbox(bus, name)
+    workforce = Workforce(bus, clock=time.monotonic)
+    mailbox = Mailbox(bus, name, serves=workforce.serves)
     desk = Desk(bus, await load_tickets(bus), name)
     mailbox.unexpected = lambda message: desk.unexpected(
         message.subject, message.data, now_s=time.time()
@@ -101,6 +103,7 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
         with contextlib.suppress(BrokerAway):
             await bus.publish(message.reply, b"")
 
+    await workforce.start()
     await mailbox.start()
     await bus.subscribe(subjects.streamer_alive(name), alive)
     serving = await serve(
@@ -131,9 +134,10 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
     async with admin_port(settings, "streamer", readiness, readings), running_tasks() as tasks:
         tasks.start("replies", mailbox.tick_forever())
         tasks.start("heartbeat", beat())
+        tasks.start("workers", workforce.follow())
         settle_memory()
         await stop.wait()
-        draining = True
+        draining = mailbox.draining = True
         await announce()
         sockets.drain()
         await _drain(mailbox, desk, grace_s=settings.grace_s)

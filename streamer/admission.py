@@ -4,6 +4,7 @@ In the gateway the ingress is in the same process; a streamer that stands alone 
 service `ingress`. Both end in the same function as the HTTP route.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -12,10 +13,12 @@ import msgspec
 from headrace.bus import BrokerAway, Bus
 from schemas import admit
 from schemas.admit import Admit, Answer, Identify
-from schemas.errors import BrokerUnavailable, RequestTooLarge
+from schemas.errors import BrokerUnavailable, Draining, RequestTooLarge
 
 IDENTIFY_TIMEOUT_S: Final = 5.0
 ADMIT_TIMEOUT_S: Final = 35.0  # longer than ingress itself waits for the broker's word
+DRAINING_TRIES: Final = 20
+DRAINING_PAUSE_S: Final = 0.05
 _ENVELOPE_BYTES: Final = 1024
 _HEADERS: Final = frozenset({b"authorization", b"host", b"origin"})
 
@@ -45,8 +48,8 @@ class Admission(Protocol):
         request: str,
         streamer: str,
         deadline_s: float,
-    ) -> None:
-        """Put a streamed request into the queue. Raises a Refusal."""
+    ) -> str:
+        """Put a streamed request into the queue and return its model. Raises a Refusal."""
         ...
 
 
@@ -82,7 +85,7 @@ class RemoteAdmission:
         request: str,
         streamer: str,
         deadline_s: float,
-    ) -> None:
+    ) -> str:
         """As `Admission.admit`."""
         if len(body) + _ENVELOPE_BYTES > self._bus.payload_bytes_max:
             raise RequestTooLarge(
@@ -90,9 +93,18 @@ class RemoteAdmission:
                 f" {self._bus.payload_bytes_max} bytes a message."
             )
         question = Admit(tenant, chat, msgspec.Raw(body), request, streamer, deadline_s)
-        await self._ask(admit.ADMIT, question, ADMIT_TIMEOUT_S)
+        return (await self._ask(admit.ADMIT, question, ADMIT_TIMEOUT_S)).model
 
     async def _ask(self, endpoint: str, question: msgspec.Struct, timeout_s: float) -> Answer:
+        # Of several ingress the broker chooses one, and that may be stopping just now.
+        for _ in range(DRAINING_TRIES):
+            try:
+                return await self._ask_one(endpoint, question, timeout_s)
+            except Draining:
+                await asyncio.sleep(DRAINING_PAUSE_S)
+        return await self._ask_one(endpoint, question, timeout_s)
+
+    async def _ask_one(self, endpoint: str, question: msgspec.Struct, timeout_s: float) -> Answer:
         subject = f"{admit.SERVICE}.{endpoint}"
         try:
             data = await self._bus.request(

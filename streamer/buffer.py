@@ -13,6 +13,8 @@ from typing import Final
 
 from headrace import journal
 from headrace.bus import BrokerAway, BrokerRefused, Bus
+from headrace.connection import Connection
+from headrace.workforce import no_workers
 from schemas import subjects
 from schemas.errors import DeadlineExceeded, Refusal, StreamInterrupted
 from schemas.wire import BadFrame, Failed, Finished, Keepalive, Piece, Tokens, decode_frame
@@ -21,6 +23,9 @@ from streamer.reply import Event, Reply, Shown
 log = logging.getLogger(__name__)
 
 BUFFER_BYTES_MAX: Final = 128 * 1024
+EVENT_BYTES: Final = 128
+"""What an event takes beside its frame's bytes: a token of few letters is mostly that."""
+PAGE_BYTES_MAX: Final = 64 * 1024
 RECENT_FRAMES: Final = 48  # more than a checkpoint's interval: the log may lack no more
 QUIET_READ_S: Final = 15.0
 COMMENT_S: Final = 14.0
@@ -44,8 +49,13 @@ class OpenReply:
         deadline_s: float,
         now_s: float,
         keep: bool = False,
+        model: str = "",
+        serves: Callable[[str], bool] = lambda model: True,
         buffer_bytes_max: int = BUFFER_BYTES_MAX,
     ) -> None:
+        """`serves` tells whether a worker serves a model; `model` is empty while it is unknown."""
+        self.model = model
+        self._serves = serves
         self.tenant = tenant
         self.request = request
         self.log_subject = log_subject
@@ -71,11 +81,14 @@ class OpenReply:
         self._heard_s = now_s
         self._sent_s = now_s
         self._sending = False
+        self._unsent_bytes = 0
         self._hole_s: float | None = None
         self._recent: deque[bytes] = deque(maxlen=RECENT_FRAMES)
         self._rest: Awaitable[None] | None = None
         self.write_now: Callable[[Sequence[Event]], Awaitable[None] | None] | None = None
         self.writer: asyncio.Task[None] | None = None
+        self.connection: Connection | None = None
+        self.stalled = False
 
     @property
     def kept(self) -> bool:
@@ -109,7 +122,7 @@ class OpenReply:
 
     def _keep(self, events: Sequence[Event], size: int) -> None:
         self._pending.extend(events)
-        self._pending_bytes += size
+        self._pending_bytes += size + EVENT_BYTES * len(events)
 
     def _written(self, events: Sequence[Event]) -> bool:
         """Write tokens at once if the reader waits for nothing else; tell whether it was done."""
@@ -182,7 +195,7 @@ class OpenReply:
                 subjects.REPLIES,
                 self.log_subject,
                 after_seq=self._log_seq,
-                bytes_max=self._bytes_max,
+                bytes_max=min(self._bytes_max, PAGE_BYTES_MAX),
             )
         except (BrokerAway, BrokerRefused) as error:
             log.info("the log of %s cannot be read now: %s", self.request, error)
@@ -255,15 +268,32 @@ class OpenReply:
         self._heard_s = self._heard_s or now_s
         self._sent_s = self._sent_s or now_s
         if self._sending:
-            if now_s - self._sent_s > STALLED_S_MAX and self.writer is not None:
-                self.writer.cancel("the client does not read")
+            self._tick_stall(now_s)
             return
-        if wall_s > self.deadline_s + DEADLINE_GRACE_S:
-            self.refuse(DeadlineExceeded("The request's deadline has passed."))
+        # A worker that runs it writes the end itself; nobody does of what waits in the queue.
+        grace_s = DEADLINE_GRACE_S if self.reply.started else 0.0
+        if wall_s > self.deadline_s + grace_s:
+            self.refuse(self._too_late())
         if now_s - self._sent_s > COMMENT_S:
             self.comment_due = True
             self._wake()
         self._tick_log(now_s)
+
+    def _too_late(self) -> Refusal:
+        if self.model and not self._serves(self.model):
+            return no_workers(self.model)
+        return DeadlineExceeded("The request's deadline has passed.")
+
+    def _tick_stall(self, now_s: float) -> None:
+        """Have the writer cancelled, once, when its client has taken nothing for a while."""
+        unsent_bytes = 0 if self.connection is None else self.connection.unsent_bytes
+        if unsent_bytes < self._unsent_bytes:
+            self._sent_s = now_s  # slow, but it reads
+        self._unsent_bytes = unsent_bytes
+        if now_s - self._sent_s > STALLED_S_MAX and self.writer is not None and not self.stalled:
+            self.stalled = True
+            self.refuse(StreamInterrupted("The client did not read for long; resume the stream."))
+            self.writer.cancel("the client does not read")
 
     def _tick_log(self, now_s: float) -> None:
         if self._log_failed and self._bus.connected:

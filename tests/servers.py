@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -124,6 +125,17 @@ class NatsServer:
             self._process.log.write_text("")  # so that the next start's "ready" is its own
             self._process.stop()
             self._process = None
+
+
+def freeze(pid: int) -> None:
+    """Stop a process, and return once none of its threads runs any more."""
+    os.kill(pid, signal.SIGSTOP)
+
+    def stopped() -> bool:
+        stats = Path(f"/proc/{pid}/task").glob("*/stat")
+        return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+    wait_for(stopped, within_s=5, what=f"{pid} to stand still")
 
 
 def answers(url: str) -> bool:

@@ -49,8 +49,10 @@ class Lost(Exception):
 class Generation:
     """A request that this worker runs."""
 
-    def __init__(self, bus: Bus, envelope: Envelope, *, worker: str, ack: str) -> None:
+    def __init__(self, bus: Bus, envelope: Envelope, *, place: str, worker: str, ack: str) -> None:
+        """`place` is the subject that the request was published under."""
         self.envelope = envelope
+        self.place = place
         self.ack = ack
         self.state = State.DELIVERED
         self.tokens = 0
@@ -68,6 +70,7 @@ class Generation:
         self.lost = False
         self._claimed = asyncio.Event()
         self.cancelled = asyncio.Event()
+        self._expired = False
         self._first_s: float | None = None
 
     @property
@@ -156,16 +159,16 @@ class Generation:
             self.begin(engine)
         assert self._running is not None
         try:
-            async with asyncio.timeout(max(0.0, self.envelope.deadline_s - time.time())):
-                finish = await self._running
-        except TimeoutError:
-            await self._fail("deadline_exceeded", "The request's deadline has passed.")
+            finish = await self._running
         except asyncio.CancelledError:
             if self.lost:
                 raise Lost("another worker runs it") from None
             if not self.cancelled.is_set():
                 raise
-            await self._fail("request_cancelled", "The request was cancelled.")
+            if self._expired:
+                await self._fail("deadline_exceeded", "The request's deadline has passed.")
+            else:
+                await self._fail("request_cancelled", "The request was cancelled.")
         except EngineRefused as error:
             await self._fail("invalid_request", f"The engine refuses this request: {error}")
         except EngineFailed as error:
@@ -200,6 +203,16 @@ class Generation:
         self.cancelled.set()
         if self._running is not None:
             self._running.cancel()
+
+    def expires_in_s(self) -> float:
+        """Return the seconds until the request's deadline; below 0 once it has passed."""
+        return self.envelope.deadline_s - time.time()
+
+    def expire(self) -> None:
+        """Stop at once, or never start; the terminal frame will say that the deadline passed."""
+        if not self.cancelled.is_set():
+            self._expired = True
+            self.cancel()
 
     async def fail(self, code: str, message: str) -> None:
         """End a claimed request that does not run with an error. Raises Lost."""

@@ -16,7 +16,8 @@ from schemas import subjects
 from schemas.life import State
 from schemas.model import ModelCard, WorkerEntry
 from schemas.subjects import HoldsQuestion, LostNotice, RequestSubject
-from schemas.wire import BadEnvelope, DeadLetter, Started, decode_envelope, encode_envelope
+from schemas.wire import BadEnvelope, Envelope, Started, decode_envelope
+from workers.burial import bury
 from workers.cancels import Tombstones
 from workers.engine import Engine, EngineDied
 from workers.generation import AlreadyStarted, Generation, Lost
@@ -83,6 +84,10 @@ class Worker:
     def held(self) -> int:
         """How many requests this worker has taken and not yet ended."""
         return len(self._held)
+
+    def envelopes(self) -> list[Envelope]:
+        """Return the requests that this worker holds."""
+        return [each.envelope for each in self._held.values() if not each.lost]
 
     async def start(self) -> None:
         """Listen to peers, cancels and questions, then begin to pull. Raises BrokerAway."""
@@ -172,7 +177,9 @@ class Worker:
             log.error("%s cannot be read and is dropped: %s", subject.request, error)
             await self._bus.publish(message.reply, TERM)
             return
-        generation = Generation(self._bus, envelope, worker=self.name, ack=message.reply)
+        generation = Generation(
+            self._bus, envelope, place=message.subject, worker=self.name, ack=message.reply
+        )
         self._held[subject.request] = generation
         self._idle.clear()
         self._leases.hold(subject.request, message.reply)
@@ -188,6 +195,9 @@ class Worker:
         """Run one delivered request to its end; the outermost frame of its task."""
         request = generation.envelope.request
         done = False
+        deadline = asyncio.get_running_loop().call_later(
+            max(0.0, generation.expires_in_s()), generation.expire
+        )
         try:
             async with self._slots.one(unless=generation.cancelled):
                 done = await self._run_claimed(generation)
@@ -198,6 +208,7 @@ class Worker:
         except Exception:
             log.exception("%s failed here; it is left to be delivered again", request)
         finally:
+            deadline.cancel()
             self._release(generation)
         if done and not (self._stalled() and await self._is_lost(generation)):
             with contextlib.suppress(BrokerAway):  # delivered again, it is found ended in the log
@@ -225,6 +236,8 @@ class Worker:
         """Run a request unless it has ended or is another's; return whether it has ended."""
         if self._is_cancelled(generation):
             generation.cancel()
+        if generation.expires_in_s() <= 0:
+            generation.expire()  # before the engine hears of it
         if deliveries(generation.ack) == 1:
             # Surely ours: the engine need not wait for the broker's word, only its tokens must.
             generation.begin(self._engine)
@@ -285,21 +298,17 @@ class Worker:
     async def _bury(self, generation: Generation, recovery: Recovery) -> None:
         """Make a dead letter of a request that has killed too often, and tell its client."""
         envelope = generation.envelope
-        letter = DeadLetter(
-            request=envelope.request,
-            tenant=envelope.tenant,
-            model=envelope.model,
-            reason=f"{recovery.deaths} workers died while they ran it",
-            died_s=time.time(),
+        reason = f"{recovery.deaths} workers died while they ran it"
+        await bury(
+            self._bus,
+            envelope,
+            place=generation.place,
+            reason=reason,
             tokens=generation.next_seq,
-            envelope=encode_envelope(envelope),
+            attempt=generation.attempt,
         )
-        await self._bus.store(
-            subjects.deadletters_of(model=envelope.model, tenant=envelope.tenant),
-            msgspec.msgpack.encode(letter),
-        )
-        log.error("%s: %s; it is a dead letter now", envelope.request, letter.reason)
-        await generation.fail("worker_lost", f"The request was given up: {letter.reason}.")
+        log.error("%s: %s; it is a dead letter now", envelope.request, reason)
+        await generation.fail("worker_lost", f"The request was given up: {reason}.")
 
     async def _is_anothers(self, generation: Generation, history: History) -> bool:
         """Ask the last holder, if that was not us, whether it holds the request still."""
