@@ -194,10 +194,11 @@ class Mailbox:
             self.close(reply)
         if reply.reply.ended or isinstance(reply.refusal, StreamInterrupted):
             return
+        left_s = time.monotonic()
         if reply.left and (reply.kept or await self._is_read(reply, attached=attached)):
             return
         if reply.left and reply.lingers:
-            await asyncio.sleep(LINGER_S)
+            await asyncio.sleep(max(0.0, left_s + LINGER_S - time.monotonic()))
             if await self._is_read(reply, attached=attached):
                 return
         try:
@@ -212,16 +213,19 @@ class Mailbox:
         request = reply.request
         if request in self._open or any(each.request == request for each in self._attached):
             return True
-        if await readers.is_attached(self._bus, tenant=reply.tenant, request=request):
-            return True
-        if not attached:
-            return False
+        asked = [readers.is_attached(self._bus, tenant=reply.tenant, request=request)]
+        if attached:
+            asked.append(self._is_read_first(reply))
+        return any(await asyncio.gather(*asked))
+
+    async def _is_read_first(self, reply: OpenReply) -> bool:
+        """Ask the streamer of the client that came with the request whether it is there still."""
         if reply.heard_on is not None:
             streamer: str | None = ReplySubject.parse(reply.heard_on).streamer
         else:
-            streamer = await readers.streamer_of(self._bus, request)
+            streamer = await readers.streamer_of(self._bus, reply.request)
         return streamer is not None and await readers.is_read_at(
-            self._bus, streamer, request=request
+            self._bus, streamer, request=reply.request
         )
 
     async def drain(self, *, grace_s: float) -> None:
