@@ -2,7 +2,7 @@
 
 Rule: a letter goes only after its request is in the queue again. That is a new request, with an id,
 a log and a deadline of its own, so the deaths that made the letter do not count against it; nobody
-waits for it, so its answer is kept as any reply is, for `GET /v1/streams/<new id>`.
+waits for it, so its answer is kept for a day, for `GET /v1/streams/<new id>`.
 """
 
 import time
@@ -199,6 +199,7 @@ def renewed(envelope: Envelope, *, request: str, now_s: float, timeout_s: float)
         reply=str(ReplySubject(OPERATOR, envelope.tenant, request)),
         shape=envelope.shape._replace(created_s=int(now_s), keep=True),
         deadline_s=now_s + timeout_s,
+        keep_answer=True,  # its tenant has yet to be told of the new id
     )
 
 

@@ -180,7 +180,8 @@ def test_a_requeued_request_is_a_new_one_at_its_old_place_and_its_letter_goes(ur
     assert found.reply == f"replies.operator.a=2Fb=20c.{row['request']}"
     assert found.shape == was.shape._replace(created_s=found.shape.created_s, keep=True)
     assert found.shape.created_s >= int(before_s)
-    same = {"request": "", "reply": "", "deadline_s": 0.0, "shape": was.shape}
+    assert found.keep_answer
+    same = {"request": "", "reply": "", "deadline_s": 0.0, "shape": was.shape, "keep_answer": False}
     assert msgspec.structs.replace(found, **same) == msgspec.structs.replace(was, **same)
 
 

@@ -11,6 +11,8 @@ import httpx
 import msgspec
 import pytest
 
+from headrace.bus import Bus
+from headrace.kept import kept
 from schemas import subjects
 from schemas.deadletter import DeadLetter, encode_letter
 from schemas.wire import Sampling, Shape, encode_envelope
@@ -20,6 +22,7 @@ from tests.pipeline.conftest import Node, System, worker
 from tests.queue import asked, envelope, place
 from tests.servers import wait_for, wait_ready
 from tests.sse import events_of
+from tests.waiting import until
 
 
 def read_stream(system: System, request: str) -> list[Any]:
@@ -57,6 +60,11 @@ def test_a_requeued_letter_runs_and_its_stream_is_read_by_its_new_id(system: Sys
     assert system.ledger(row["request"])["starts"] == 1
     assert read_stream(system, row["request"]) == events, "kept for who comes later"
     assert asked(system.nats_url, "deadletters", "list")["rows"] == []
+
+    async def answer_is_kept(bus: Bus) -> None:
+        await until(lambda: kept(bus, tenant="default", request=row["request"]))
+
+    with_bus(system.nats_url, answer_is_kept)
     system.wait_at_rest()
 
 
