@@ -114,7 +114,7 @@ def _public(algorithm: str, name: str | None, key: Any) -> SigningKey:
 
 
 class Verifier:
-    """Reads tokens. Pure: time is an argument, and keys are given to it."""
+    """Reads tokens; waits for nothing, and is given its keys."""
 
     def __init__(self, settings: JwtSettings, keys: Iterable[SigningKey] = ()) -> None:
         self._settings = settings
@@ -165,6 +165,7 @@ class Verifier:
         if isinstance(until_s, bool) or not math.isfinite(until_s):
             raise BadToken
         tenant = msgspec.convert(_claim(payload, self._settings.tenant_claim), Name)
+        tenant.encode()  # half a surrogate pair is no name
         settings = self._settings
         for key in self._fitting(header):
             with warnings.catch_warnings():
