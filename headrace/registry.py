@@ -83,6 +83,7 @@ class Registry(Generic[Entry]):
         self._clock = clock
         self._on_change = on_change
         self._on_heard = on_heard
+        self._away = False
 
     @property
     def entries(self) -> Mapping[str, Entry]:
@@ -96,12 +97,14 @@ class Registry(Generic[Entry]):
         await self._read()
 
     def tick(self) -> None:
-        """Forget the silent."""
-        if self._bus.connected and self._roster.prune(now_s=self._clock()):
+        """Forget the silent, unless we were away and have not looked since."""
+        self._away |= not self._bus.connected
+        if not self._away and self._roster.prune(now_s=self._clock()):
             self._on_change()
 
     async def _read(self) -> None:
         self._roster.reconnected(now_s=self._clock())
+        self._away = False
         prefix = f"$KV.{self._bucket}."
         for stored in await journal.read(self._bus, f"KV_{self._bucket}", f"{prefix}>"):
             if not stored.deleted:
