@@ -23,6 +23,7 @@ from headrace.settings import (
     guard_address,
 )
 from headrace.telemetry import Readiness, admin_routes, registry_of
+from headrace.upkeep import Upkeep
 from ingress.admit import Ingress
 from ingress.app import Application
 from ingress.auth import Gate
@@ -31,8 +32,10 @@ from ingress.cors import Cors
 from ingress.desk import Desk
 from ingress.desk import serve as serve_desk
 from ingress.telemetry import readings as ingress_readings
+from schemas import subjects
 from streamer.app import client_routes
 from streamer.mailbox import Mailbox
+from streamer.orphans import Orphans
 from streamer.telemetry import readings as streamer_readings
 from streamer.websocket import Sockets
 
@@ -70,11 +73,14 @@ async def _serve(
     ingress = Ingress(bus, gate=gate, catalogue=catalogue, threads=threads)
 
     def readiness() -> Readiness:
-        detail = {"broker": bus.connected, "models": [card.name for card in catalogue.cards()]}
+        detail = {"broker": bus.ready, "models": [card.name for card in catalogue.cards()]}
         if ingress.draining:
             return Readiness("draining", detail)
-        return Readiness("ready" if bus.connected else "starting", detail)
+        return Readiness("ready" if bus.ready else "starting", detail)
 
+    upkeep = Upkeep(bus)
+    orphans = Orphans(bus, mailbox)
+    upkeep.on_remade(subjects.REQUESTS, orphans.queue_remade)
     desk = Desk(ingress)
     sockets = Sockets(mailbox, desk)
     await mailbox.start()
@@ -91,8 +97,10 @@ async def _serve(
         websocket=WebSocketDoor(sockets, ping_s=settings.websocket_ping_s),
     )
     async with admin_port(settings, "gateway", readiness, readings), running_tasks() as tasks:
+        tasks.start("upkeep", upkeep.forever())
         tasks.start("models", catalogue.follow())
         tasks.start("replies", mailbox.tick_forever())
+        tasks.start("orphans", orphans.watch())
         settle_memory()
         await stop.wait()
         ingress.draining = True

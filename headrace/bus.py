@@ -161,10 +161,16 @@ class Bus:
         """Ask a service and return its first answer. Raises BrokerAway when none comes."""
         return (await self._ask(subject, data, headers=None, timeout_s=timeout_s)).data
 
-    async def api(self, verb: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    async def api(
+        self,
+        verb: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float = API_TIMEOUT_S,
+    ) -> dict[str, Any]:
         """Call JetStream's JSON API, `$JS.API.<verb>`. Raises BrokerAway and BrokerRefused."""
         data = b"" if body is None else msgspec.json.encode(body)
-        answer = await self._ask(f"$JS.API.{verb}", data, headers=None, timeout_s=API_TIMEOUT_S)
+        answer = await self._ask(f"$JS.API.{verb}", data, headers=None, timeout_s=timeout_s)
         result: dict[str, Any] = msgspec.json.decode(answer.data)
         if error := result.get("error"):
             raise BrokerRefused(

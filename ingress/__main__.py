@@ -6,6 +6,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from headrace import lifecycle, topology
 from headrace.bus import Bus
@@ -22,7 +23,8 @@ from headrace.settings import (
     guard_address,
 )
 from headrace.telemetry import Readiness, admin_routes, registry_of
-from headrace.ticket import load_tickets
+from headrace.ticket import load_tickets, put_back
+from headrace.upkeep import Upkeep
 from ingress import desk
 from ingress.admit import Ingress
 from ingress.app import Application
@@ -31,6 +33,7 @@ from ingress.catalogue import Catalogue
 from ingress.cors import Cors
 from ingress.redirect import Redirect
 from ingress.telemetry import readings as ingress_readings
+from schemas import subjects
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,19 +62,22 @@ async def _main(settings: IngressSettings, gate: Gate, stop: asyncio.Event) -> N
 
 async def _serve(settings: IngressSettings, gate: Gate, bus: Bus, stop: asyncio.Event) -> None:
     catalogue = Catalogue(bus, clock=time.monotonic)
-    redirect = Redirect(bus, await load_tickets(bus), clock=time.monotonic)
+    tickets = await load_tickets(bus)
+    redirect = Redirect(bus, tickets, clock=time.monotonic)
+    upkeep = Upkeep(bus)
+    upkeep.on_remade(f"KV_{subjects.SECRETS}", partial(put_back, bus, tickets))
     threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="prompt")
     ingress = Ingress(bus, gate=gate, catalogue=catalogue, threads=threads)
 
     def readiness() -> Readiness:
         detail = {
-            "broker": bus.connected,
+            "broker": bus.ready,
             "models": [card.name for card in catalogue.cards()],
             "streamers": len(redirect.live),
         }
         if ingress.draining:
             return Readiness("draining", detail)
-        return Readiness("ready" if bus.connected and redirect.live else "starting", detail)
+        return Readiness("ready" if bus.ready and redirect.live else "starting", detail)
 
     async def prune_streamers() -> None:
         while True:
@@ -92,6 +98,7 @@ async def _serve(settings: IngressSettings, gate: Gate, bus: Bus, stop: asyncio.
         Application(ingress, redirect, cors, pages), host=settings.host, port=settings.port
     )
     async with admin_port(settings, "ingress", readiness, readings), running_tasks() as tasks:
+        tasks.start("upkeep", upkeep.forever())
         tasks.start("models", catalogue.follow())
         tasks.start("streamers", prune_streamers())
         tasks.start("probes", redirect.probe_forever())

@@ -53,6 +53,8 @@ class OpenReply:
         self.left = False
         self.comment_due = False
         self.tokens = 0
+        self.absences = 0
+        self.asked_s = now_s
         self._bus = bus
         self._kept = keep
         self._bytes_max = buffer_bytes_max
@@ -64,6 +66,7 @@ class OpenReply:
         self._log_seq = 0
         self._waiter: asyncio.Future[None] | None = None
         self._heard_s = now_s
+        self._quiet_read_s = now_s
         self._sent_s = now_s
         self._sending = False
         self._hole_s: float | None = None
@@ -71,6 +74,12 @@ class OpenReply:
         self._rest: Awaitable[None] | None = None
         self.write_now: Callable[[Sequence[Event]], Awaitable[None] | None] | None = None
         self.writer: asyncio.Task[None] | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether its end is neither known nor in what the log may hold unread."""
+        settled = self.reply.ended or self.refusal is not None or self.left
+        return not (settled or self._sending or self._log_failed or self._pending)
 
     @property
     def kept(self) -> bool:
@@ -164,7 +173,7 @@ class OpenReply:
                 bytes_max=self._bytes_max,
             )
         except (BrokerAway, BrokerRefused) as error:
-            log.info("the log of %s cannot be read now: %s", self.request, error)
+            log.debug("the log of %s cannot be read now: %s", self.request, error)
             self._log_failed = True
             return
         for entry in entries:
@@ -201,6 +210,10 @@ class OpenReply:
         self._sent_s = 0.0
         self.comment_due = False
 
+    def quiet_s(self, *, now_s: float) -> float:
+        """How long nothing has been heard of the reply."""
+        return now_s - (self._heard_s or now_s)
+
     def leave(self) -> None:
         """Note that the client is gone."""
         self.left = True
@@ -213,9 +226,14 @@ class OpenReply:
             self._wake()
 
     def look_at_log(self) -> None:
-        """Have the log read: the connection to the broker was broken."""
+        """Have the log read."""
         self._log_due = True
         self._wake()
+
+    def reconnected(self) -> None:
+        """Have the log read: the connection to the broker was broken."""
+        self._hole_s = None  # what is missing has its full time from now on
+        self.look_at_log()
 
     def begun_without(self, last_seq: int) -> None:
         """Note that the reply was heard up to here before it was opened: all that is in the log, or
@@ -243,8 +261,8 @@ class OpenReply:
             self.look_at_log()
         if not self.reply.missing and (self.reply.started or not self._pending):
             self._hole_s = None
-            if now_s - self._heard_s > QUIET_READ_S:
-                self._heard_s = now_s
+            if now_s - max(self._heard_s, self._quiet_read_s) > QUIET_READ_S:
+                self._quiet_read_s = now_s
                 self.look_at_log()
             return
         if self._hole_s is None:

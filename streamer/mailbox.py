@@ -45,7 +45,9 @@ class Mailbox:
         """How many replies have a client."""
         return len(self._open) + len(self._attached)
 
-    def _all(self) -> list[OpenReply]:
+    @property
+    def replies(self) -> list[OpenReply]:
+        """All that are open."""
         return [*self._open.values(), *self._attached]
 
     async def start(self) -> None:
@@ -69,8 +71,8 @@ class Mailbox:
         await self._bus.publish(message.reply, answer)
 
     async def _reconnected(self) -> None:
-        for reply in self._all():
-            reply.look_at_log()
+        for reply in self.replies:
+            reply.reconnected()
 
     def open(
         self,
@@ -173,7 +175,7 @@ class Mailbox:
                 while self.open_count:  # another may have come since the last one ended
                     self._empty.clear()
                     await self._empty.wait()
-        for reply in self._all():
+        for reply in self.replies:
             reply.refuse(StreamInterrupted("This node is stopping; resume the stream elsewhere."))
 
     async def tick_forever(self) -> None:
@@ -181,5 +183,5 @@ class Mailbox:
         while True:
             await asyncio.sleep(TICK_S)
             now_s, wall_s = time.monotonic(), time.time()
-            for reply in self._all():
+            for reply in self.replies:
                 reply.tick(now_s=now_s, wall_s=wall_s)

@@ -16,18 +16,26 @@ from schemas import subjects
 from schemas.life import State
 from schemas.model import ModelCard, WorkerEntry
 from schemas.subjects import HoldsQuestion, LostNotice, RequestSubject
-from schemas.wire import BadEnvelope, DeadLetter, Started, decode_envelope, encode_envelope
+from schemas.wire import (
+    BadEnvelope,
+    DeadLetter,
+    Envelope,
+    Started,
+    decode_envelope,
+    encode_envelope,
+)
 from workers.cancels import Tombstones
 from workers.engine import Engine, EngineDied
 from workers.generation import AlreadyStarted, Generation, Lost
 from workers.history import History, read_history
-from workers.intake import Intake, deliveries
+from workers.intake import Intake
 from workers.lease import Leases
 from workers.ownership import owned
 from workers.recovery import (
     SUSPECT_DEATHS,
     Course,
     Recovery,
+    ask_shown,
     is_held,
     read_log,
     recover,
@@ -82,6 +90,11 @@ class Worker:
     def held(self) -> int:
         """How many requests this worker has taken and not yet ended."""
         return len(self._held)
+
+    @property
+    def generations(self) -> list[Generation]:
+        """The requests that this worker holds."""
+        return list(self._held.values())
 
     async def start(self) -> None:
         """Listen to peers, cancels and questions, then begin to pull. Raises BrokerAway."""
@@ -172,6 +185,8 @@ class Worker:
             await self._bus.publish(message.reply, TERM)
             return
         generation = Generation(self._bus, envelope, worker=self.name, ack=message.reply)
+        generation.subject = message.subject
+        generation.first = self.intake.is_first(subject, message)
         self._held[subject.request] = generation
         self._idle.clear()
         self._leases.hold(subject.request, message.reply)
@@ -222,7 +237,7 @@ class Worker:
         """Run a request unless it has ended or is another's; return whether it has ended."""
         if self._is_cancelled(generation):
             generation.cancel()
-        if deliveries(generation.ack) == 1:
+        if generation.first:
             # Surely ours: the engine need not wait for the broker's word, only its tokens must.
             generation.begin(self._engine)
         try:
@@ -232,7 +247,15 @@ class Worker:
             if not isinstance(error, AlreadyStarted):
                 raise
             return await self._run_again(generation)
+        if not generation.first and await self._was_seen(generation.envelope):
+            await generation.fail("worker_lost", "What was made of this request is lost.")
+            return True
         return await self._run_to_end(generation)
+
+    async def _was_seen(self, envelope: Envelope) -> bool:
+        """Ask whether a client has seen tokens that the log does not hold any more."""
+        shown = await ask_shown(self._bus, envelope, have=0)
+        return shown is not None and shown.next_seq > 0
 
     async def _run_to_end(self, generation: Generation) -> bool:
         if self._is_cancelled(generation):
@@ -304,7 +327,13 @@ class Worker:
         if holder is None or holder == self.name:
             return False
         request = generation.envelope.request
-        return await is_held(self._bus, holder, request=request, ack=generation.ack)
+        return await is_held(
+            self._bus,
+            holder,
+            request=request,
+            ack=generation.ack,
+            heard_s=self._peers.heard_s(holder),
+        )
 
     def _is_cancelled(self, generation: Generation) -> bool:
         return self._tombstones.has(generation.envelope.request, now_s=time.monotonic())
