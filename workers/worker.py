@@ -271,6 +271,9 @@ class Worker:
             return True
         if await self._is_anothers(generation, history):
             return False
+        # Its holder may have ended it, and so hold it no more, since the log was read.
+        if read_history(await read_log(self._bus, envelope.reply)).ended:
+            return True
         if history.deaths < SUSPECT_DEATHS:
             return await self._take_over(generation, history)
         # It may kill this worker too: nobody else should die with it, nor claim anything meanwhile.
@@ -285,6 +288,8 @@ class Worker:
             notice = msgspec.json.encode(LostNotice(envelope.request, attempt))
             await self._bus.publish(subjects.worker_loses(history.holder), notice)
         recovery = await recover(self._bus, envelope, attempt=attempt)
+        if recovery.course is Course.ENDED:
+            return True
         await generation.resume(recovery.made, resume_at=recovery.resume_at)
         self.recovered += 1
         log.info(
