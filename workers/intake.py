@@ -30,6 +30,7 @@ RETRY_S: Final = 0.5
 AGAIN: Final = "Headrace-Again"
 """A header of requests that were put into a queue made anew."""
 _NO_CONSUMER: Final = 10014
+_DELETED: Final = f"$JS.EVENT.ADVISORY.CONSUMER.DELETED.{subjects.REQUESTS}."
 _NOTHING_CAME: Final = frozenset({"404", "408"})
 _DOUBTFUL: Final = frozenset({"409", "503"})
 _NEXT: Final = f"$JS.API.CONSUMER.MSG.NEXT.{subjects.REQUESTS}."
@@ -82,6 +83,7 @@ class Intake:
     async def start(self) -> None:
         """Listen for what pulls bring. Raises BrokerAway."""
         await self._bus.subscribe(f"{self._inbox}.*", self._message)
+        await self._bus.subscribe(f"{_DELETED}*", self._deleted)
         self._bus.on_reconnect(self._reconnected)
         self.doubt()
 
@@ -167,12 +169,23 @@ class Intake:
             return
         self.credits.pause(place, until_s=time.monotonic() + PAUSE_S)
         if status in _DOUBTFUL:
-            self._sure_s.pop(place, None)
-            self._doubtful.add(place)
-            self._doubt.set()
+            self._doubt_one(place)
         else:
             description = (message.headers or {}).get("Description", "")
             self._say(f"a pull was refused: {status} {description}")
+
+    async def _deleted(self, message: Message) -> None:
+        """Hear of a deleted consumer that we had no pull at."""
+        name = message.subject.removeprefix(_DELETED)
+        for lane in subjects.LANES:
+            for partition in range(self._card.partitions):
+                if subjects.consumer_name(lane, self._card.name, partition) == name:
+                    self._doubt_one(Place(lane, partition))
+
+    def _doubt_one(self, place: Place) -> None:
+        self._sure_s.pop(place, None)
+        self._doubtful.add(place)
+        self._doubt.set()
 
     async def mend(self) -> None:
         """Look at the consumers in doubt and make again those that are gone; for ever."""
