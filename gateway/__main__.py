@@ -21,6 +21,7 @@ from headrace.settings import (
     command,
 )
 from headrace.telemetry import Readiness, admin_routes, registry_of
+from headrace.upkeep import Upkeep
 from headrace.workforce import Workforce
 from ingress.admit import Ingress
 from ingress.app import Application
@@ -30,8 +31,10 @@ from ingress.desk import Desk
 from ingress.desk import serve as serve_desk
 from ingress.gate import Entrance
 from ingress.telemetry import readings as ingress_readings
+from schemas import subjects
 from streamer.app import client_routes
 from streamer.mailbox import Mailbox
+from streamer.orphans import Orphans
 from streamer.telemetry import readings as streamer_readings
 from streamer.websocket import Sockets
 
@@ -75,11 +78,14 @@ async def _serve(
     ingress = Ingress(bus, gate=gate, catalogue=catalogue, workforce=workforce, threads=threads)
 
     def readiness() -> Readiness:
-        detail = {"broker": bus.connected, "models": [card.name for card in catalogue.cards()]}
+        detail = {"broker": bus.ready, "models": [card.name for card in catalogue.cards()]}
         if ingress.draining:
             return Readiness("draining", detail)
-        return Readiness("ready" if bus.connected else "starting", detail)
+        return Readiness("ready" if bus.ready else "starting", detail)
 
+    upkeep = Upkeep(bus)
+    orphans = Orphans(bus, mailbox)
+    upkeep.on_remade(subjects.REQUESTS, orphans.queue_remade)
     desk = Desk(ingress)
     sockets = Sockets(mailbox, desk)
     await workforce.start()
@@ -100,6 +106,8 @@ async def _serve(
         tasks.start("models", catalogue.follow())
         tasks.start("replies", mailbox.tick_forever())
         tasks.start("workers", workforce.follow())
+        tasks.start("upkeep", upkeep.forever())
+        tasks.start("orphans", orphans.watch())
         settle_memory()
         await stop.wait()
         ingress.draining = True

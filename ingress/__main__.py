@@ -6,6 +6,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from headrace import lifecycle, topology
 from headrace.bus import Bus
@@ -20,7 +21,8 @@ from headrace.settings import (
     command,
 )
 from headrace.telemetry import Readiness, admin_routes, registry_of
-from headrace.ticket import load_tickets
+from headrace.ticket import load_tickets, put_back
+from headrace.upkeep import Upkeep
 from headrace.workforce import Workforce
 from ingress import desk
 from ingress.admit import Ingress
@@ -30,6 +32,7 @@ from ingress.cors import Cors
 from ingress.gate import Entrance
 from ingress.redirect import Redirect
 from ingress.telemetry import readings as ingress_readings
+from schemas import subjects
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,19 +69,22 @@ async def _serve(
     await entrance.open(bus, on_change=tenants_changed)
     catalogue = Catalogue(bus, clock=time.monotonic)
     workforce = Workforce(bus, clock=time.monotonic)
-    redirect = Redirect(bus, await load_tickets(bus), clock=time.monotonic)
+    tickets = await load_tickets(bus)
+    redirect = Redirect(bus, tickets, clock=time.monotonic)
+    upkeep = Upkeep(bus)
+    upkeep.on_remade(f"KV_{subjects.SECRETS}", partial(put_back, bus, tickets))
     threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="prompt")
     ingress = Ingress(bus, gate=gate, catalogue=catalogue, workforce=workforce, threads=threads)
 
     def readiness() -> Readiness:
         detail = {
-            "broker": bus.connected,
+            "broker": bus.ready,
             "models": [card.name for card in catalogue.cards()],
             "streamers": len(redirect.live),
         }
         if ingress.draining:
             return Readiness("draining", detail)
-        return Readiness("ready" if bus.connected and redirect.live else "starting", detail)
+        return Readiness("ready" if bus.ready and redirect.live else "starting", detail)
 
     async def prune_streamers() -> None:
         while True:
@@ -100,6 +106,7 @@ async def _serve(
     )
     async with admin_port(settings, "ingress", readiness, readings), running_tasks() as tasks:
         entrance.start(tasks)
+        tasks.start("upkeep", upkeep.forever())
         tasks.start("models", catalogue.follow())
         tasks.start("streamers", prune_streamers())
         tasks.start("workers", workforce.follow())

@@ -94,7 +94,7 @@ class Ingress:
         model = self.catalogue.find(ask.model, policy)
         if ask.sim is not None and not model.card.simulated:
             raise InvalidRequest("'sim' is for the simulated engine only.", param="sim")
-        if not self.bus.connected:
+        if not self.bus.ready:
             raise BrokerUnavailable("The queue cannot be reached.")
         tokens = await self._tokens(model, ask, body_bytes)
         cost = _cost(model, ask, len(tokens), policy)

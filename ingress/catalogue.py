@@ -31,6 +31,7 @@ class Catalogue:
     def __init__(self, bus: Bus, *, clock: Callable[[], float]) -> None:
         self._bus = bus
         self._models: dict[str, Model] = {}
+        self._unusable: dict[str, str] = {}
         self._changed = asyncio.Event()
         self._registry = Registry(
             bus,
@@ -58,19 +59,21 @@ class Catalogue:
         await self._load()
 
     async def follow(self) -> None:
-        """Load models as they come, forget them as they go; for ever."""
+        """Load models as they come, forget them as they go, try again what failed; for ever."""
         while True:
             self._registry.tick()
             try:
                 async with asyncio.timeout(topology.HEARTBEAT_S):
                     await self._changed.wait()
             except TimeoutError:
-                continue
+                if not self._unusable:
+                    continue
             self._changed.clear()
             await self._load()
 
     async def _load(self) -> None:
         cards = self._registry.entries
+        unusable, self._unusable = self._unusable, {}
         for name in self._models.keys() - cards.keys():
             log.info("model %s is no longer served", name)
             del self._models[name]
@@ -83,7 +86,9 @@ class Catalogue:
                 files = await load_files(self._bus, card)
                 prompter = await asyncio.to_thread(Prompter, files)
             except (BrokerAway, BrokerRefused, UnusableFiles) as error:
-                log.warning("model %s cannot be served: %s", name, error)
+                self._unusable[name] = str(error)  # its files may be put back
+                if unusable.get(name) != str(error):
+                    log.warning("model %s cannot be served: %s", name, error)
                 continue
             self._models[name] = Model(card, prompter)
             log.info("model %s: context %d", name, card.max_model_len)

@@ -56,7 +56,9 @@ class Mailbox:
         """How many replies have a client."""
         return len(self._open) + len(self._attached)
 
-    def _all(self) -> list[OpenReply]:
+    @property
+    def replies(self) -> list[OpenReply]:
+        """All that are open."""
         return [*self._open.values(), *self._attached]
 
     async def start(self) -> None:
@@ -98,8 +100,8 @@ class Mailbox:
         await self._bus.publish(message.reply, msgspec.json.encode(unread))
 
     async def _reconnected(self) -> None:
-        for reply in self._all():
-            reply.look_at_log()
+        for reply in self.replies:
+            reply.reconnected()
 
     def open(
         self,
@@ -238,7 +240,7 @@ class Mailbox:
                     self._empty.clear()
                     await self._empty.wait()
         self._over = True
-        for reply in self._all():
+        for reply in self.replies:
             reply.refuse(StreamInterrupted(STOPPING))
 
     async def tick_forever(self) -> None:
@@ -246,5 +248,5 @@ class Mailbox:
         while True:
             await asyncio.sleep(TICK_S)
             now_s, wall_s = time.monotonic(), time.time()
-            for reply in self._all():
+            for reply in self.replies:
                 reply.tick(now_s=now_s, wall_s=wall_s)
