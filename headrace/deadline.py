@@ -17,13 +17,12 @@ def is_timeout(seconds: float) -> bool:
     return 0 < seconds <= DEADLINE_S_MAX
 
 
-def timeout_s_of(text: str | None) -> float:
-    """Return the seconds that `x-request-timeout` asks for, in decimal notation.
-
-    Raises InvalidRequest.
+def timeout_s_of(text: str | None, *, default_s: float | None = None) -> float:
+    """Return the seconds that `x-request-timeout` asks for, in decimal notation; without it
+    `default_s`, else 600. Raises InvalidRequest.
     """
     if text is None:
-        return DEADLINE_S
+        return default_s or DEADLINE_S
     if not _DECIMAL.fullmatch(text) or not is_timeout(float(text)):
         raise bad_timeout("x-request-timeout")
     return float(text)

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.answers import as_json, refused
 from headrace.deadline import timeout_s_of
+from headrace.requests import peer_of
 from ingress.admit import Ingress, Origin, parse
 from ingress.cors import Cors
 from ingress.handoff import Answer, Expected, Handoff
@@ -58,8 +59,10 @@ class Generate:
     async def _admit(
         self, scope: Scope, receive: Receive, request: str, headers: Mapping[str, str]
     ) -> Answer:
-        caller = self._ingress.gate.identify(scope["headers"])
-        timeout_s = timeout_s_of(Headers(scope=scope).get("x-request-timeout"))
+        gate = self._ingress.gate
+        caller = await gate.recognise(scope["headers"], peer=peer_of(scope))
+        timeout = Headers(scope=scope).get("x-request-timeout")
+        timeout_s = timeout_s_of(timeout, default_s=gate.policy(caller).deadline_s)
         deadline_s = time.time() + timeout_s
         body = await read_body(Request(scope, receive))
         ask = parse(body, chat=self._chat)
@@ -132,7 +135,9 @@ def models(ingress: Ingress) -> Any:
     """Return the handler of `GET /v1/models`."""
 
     async def handle(request: Request) -> Response:
-        ingress.gate.identify(request.scope["headers"])
+        scope = request.scope
+        caller = await ingress.gate.recognise(scope["headers"], peer=peer_of(scope))
+        policy = ingress.gate.policy(caller)
         cards = [
             {
                 "id": card.name,
@@ -142,6 +147,7 @@ def models(ingress: Ingress) -> Any:
                 "max_model_len": card.max_model_len,
             }
             for card in ingress.catalogue.cards()
+            if policy.allows(card.name)
         ]
         return as_json(
             {"object": "list", "data": cards}, headers={"x-request-id": new_request_id()}

@@ -48,6 +48,12 @@ class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
 
+class OverPolicy(InvalidRequest):
+    """The request is larger than its tenant's requests may be."""
+
+    code = "token_limit_exceeded"
+
+
 class RefusedByEngine(InvalidRequest):
     """The engine says that the request cannot be served as it is."""
 

@@ -31,6 +31,7 @@ BLOBS: Final = "blobs"
 PULL_GROUP: Final = "workers"
 
 _REQUEST_ID: Final = re.compile(r"req_[0-9a-f]{32}")
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 _PLAIN: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 
 
@@ -43,6 +44,8 @@ def escape(name: str) -> str:
 
 def unescape(token: str) -> str:
     """Return the name that `escape` made `token` from. Raises ValueError for a foreign token."""
+    if _PLAIN_NAME.fullmatch(token):
+        return token
     head, *parts = token.encode().split(b"=")
     name = (head + b"".join(bytes([int(part[:2], 16)]) + part[2:] for part in parts)).decode()
     if escape(name) != token:

@@ -67,6 +67,8 @@ class OpenReply:
         self.tokens = 0
         self.heard_on: str | None = None  # the subject of its frames, which names its streamer
         self.lingers = False  # whether its client may come back in a moment
+        self.absences = 0
+        self.asked_s = now_s
         self._bus = bus
         self._kept = keep
         self._bytes_max = buffer_bytes_max
@@ -79,6 +81,7 @@ class OpenReply:
         self._given: deque[bytes] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._heard_s = now_s
+        self._quiet_read_s = now_s
         self._sent_s = now_s
         self._sending = False
         self._unsent_bytes = 0
@@ -89,6 +92,12 @@ class OpenReply:
         self.writer: asyncio.Task[None] | None = None
         self.connection: Connection | None = None
         self.stalled = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether its end is neither known nor in what the log may hold unread."""
+        settled = self.reply.ended or self.refusal is not None or self.left
+        return not (settled or self._sending or self._log_failed or self._pending)
 
     @property
     def kept(self) -> bool:
@@ -198,7 +207,7 @@ class OpenReply:
                 bytes_max=min(self._bytes_max, PAGE_BYTES_MAX),
             )
         except (BrokerAway, BrokerRefused) as error:
-            log.info("the log of %s cannot be read now: %s", self.request, error)
+            log.debug("the log of %s cannot be read now: %s", self.request, error)
             self._log_failed = True
             return
         for entry in entries:
@@ -241,6 +250,10 @@ class OpenReply:
         self._sent_s = 0.0
         self.comment_due = False
 
+    def quiet_s(self, *, now_s: float) -> float:
+        """How long nothing has been heard of the reply."""
+        return now_s - (self._heard_s or now_s)
+
     def leave(self) -> None:
         """Note that the client is gone."""
         self.left = True
@@ -253,9 +266,14 @@ class OpenReply:
             self._wake()
 
     def look_at_log(self) -> None:
-        """Have the log read: the connection to the broker was broken."""
+        """Have the log read."""
         self._log_due = True
         self._wake()
+
+    def reconnected(self) -> None:
+        """Have the log read: the connection to the broker was broken."""
+        self._hole_s = None  # what is missing has its full time from now on
+        self.look_at_log()
 
     def begun_without(self, last_seq: int) -> None:
         """Note that the reply was heard up to here before it was opened: all that is in the log, or
@@ -300,8 +318,8 @@ class OpenReply:
             self.look_at_log()
         if not self.reply.missing and (self.reply.started or not self._pending):
             self._hole_s = None
-            if now_s - self._heard_s > QUIET_READ_S:
-                self._heard_s = now_s
+            if now_s - max(self._heard_s, self._quiet_read_s) > QUIET_READ_S:
+                self._quiet_read_s = now_s
                 self.look_at_log()
             return
         if self._hole_s is None:

@@ -56,7 +56,9 @@ class Mailbox:
         """How many replies have a client."""
         return len(self._open) + len(self._attached)
 
-    def _all(self) -> list[OpenReply]:
+    @property
+    def replies(self) -> list[OpenReply]:
+        """All that are open."""
         return [*self._open.values(), *self._attached]
 
     async def start(self) -> None:
@@ -98,8 +100,8 @@ class Mailbox:
         await self._bus.publish(message.reply, msgspec.json.encode(unread))
 
     async def _reconnected(self) -> None:
-        for reply in self._all():
-            reply.look_at_log()
+        for reply in self.replies:
+            reply.reconnected()
 
     def open(
         self,
@@ -194,10 +196,11 @@ class Mailbox:
             self.close(reply)
         if reply.reply.ended or isinstance(reply.refusal, StreamInterrupted):
             return
+        left_s = time.monotonic()
         if reply.left and (reply.kept or await self._is_read(reply, attached=attached)):
             return
         if reply.left and reply.lingers:
-            await asyncio.sleep(LINGER_S)
+            await asyncio.sleep(max(0.0, left_s + LINGER_S - time.monotonic()))
             if await self._is_read(reply, attached=attached):
                 return
         try:
@@ -212,16 +215,19 @@ class Mailbox:
         request = reply.request
         if request in self._open or any(each.request == request for each in self._attached):
             return True
-        if await readers.is_attached(self._bus, tenant=reply.tenant, request=request):
-            return True
-        if not attached:
-            return False
+        asked = [readers.is_attached(self._bus, tenant=reply.tenant, request=request)]
+        if attached:
+            asked.append(self._is_read_first(reply))
+        return any(await asyncio.gather(*asked))
+
+    async def _is_read_first(self, reply: OpenReply) -> bool:
+        """Ask the streamer of the client that came with the request whether it is there still."""
         if reply.heard_on is not None:
             streamer: str | None = ReplySubject.parse(reply.heard_on).streamer
         else:
-            streamer = await readers.streamer_of(self._bus, request)
+            streamer = await readers.streamer_of(self._bus, reply.request)
         return streamer is not None and await readers.is_read_at(
-            self._bus, streamer, request=request
+            self._bus, streamer, request=reply.request
         )
 
     async def drain(self, *, grace_s: float) -> None:
@@ -234,7 +240,7 @@ class Mailbox:
                     self._empty.clear()
                     await self._empty.wait()
         self._over = True
-        for reply in self._all():
+        for reply in self.replies:
             reply.refuse(StreamInterrupted(STOPPING))
 
     async def tick_forever(self) -> None:
@@ -242,5 +248,5 @@ class Mailbox:
         while True:
             await asyncio.sleep(TICK_S)
             now_s, wall_s = time.monotonic(), time.time()
-            for reply in self._all():
+            for reply in self.replies:
                 reply.tick(now_s=now_s, wall_s=wall_s)

@@ -16,6 +16,8 @@ import msgspec
 
 from headrace.connection import Connection, connection_of
 from headrace.deadline import DEADLINE_S, timeout_s_of
+from headrace.requests import peer_of
+from schemas.admit import Caller
 from schemas.errors import (
     DeadlineExceeded,
     Draining,
@@ -96,7 +98,7 @@ class Sockets:
         socket = Socket(self, receive, send, chat=chat, connection=connection_of(scope))
         self._open.add(socket)
         try:
-            await socket.serve(scope["headers"])
+            await socket.serve(scope["headers"], peer_of(scope))
         finally:
             self._open.discard(socket)
 
@@ -137,7 +139,7 @@ class Socket:
         self._send = send
         self._chat = chat
         self._connection = connection
-        self._tenant = ""
+        self._caller = Caller("")
         self._timeout_s = DEADLINE_S
         self._closed = False
         # By the client's id, until its last message: then the id may be used again.
@@ -146,11 +148,11 @@ class Socket:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Future[Close] = asyncio.get_running_loop().create_future()
 
-    async def serve(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    async def serve(self, headers: Sequence[tuple[bytes, bytes]], peer: str | None) -> None:
         """Serve the socket to its end."""
-        tenant, close = None, None
+        caller, close = None, None
         try:
-            tenant = await self._sockets.admission.identify(headers)
+            caller = await self._sockets.admission.identify(headers, peer=peer)
             timeout = dict(headers).get(b"x-request-timeout")
             self._timeout_s = timeout_s_of(None if timeout is None else timeout.decode("latin-1"))
         except Refusal as refusal:
@@ -164,13 +166,13 @@ class Socket:
         elif self._sockets.draining:
             close = messages.GOING_AWAY
         if close is None:
-            close = await self._exchange(tenant)
+            close = await self._exchange(caller)
         if close is not None:
             await self._close(close)
 
-    async def _exchange(self, tenant: str | None) -> Close | None:
+    async def _exchange(self, caller: Caller | None) -> Close | None:
         """Take messages until the end, and return how to close; None when the client has left."""
-        reading = asyncio.create_task(self._read(tenant), name="websocket")
+        reading = asyncio.create_task(self._read(caller), name="websocket")
         try:
             either: list[asyncio.Future[Any]] = [reading, self._closing]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -207,22 +209,22 @@ class Socket:
 
     # What the client sends
 
-    async def _read(self, tenant: str | None) -> None:
+    async def _read(self, caller: Caller | None) -> None:
         """Take messages for ever. Raises _End."""
-        if tenant is None:
+        if caller is None:
             try:
                 async with asyncio.timeout(self._sockets.auth_s):
-                    tenant = await self._authenticate()
+                    caller = await self._authenticate()
             except TimeoutError:
                 raise _End(messages.NO_KEY) from None
             except Refusal as refusal:
                 raise _End(_close_of(refusal)) from None
-        self._tenant = tenant
+        self._caller = caller
         while True:
             await self._take(await self._next_text())
 
-    async def _authenticate(self) -> str:
-        """Return the tenant of the first message's key. Raises a Refusal or _End."""
+    async def _authenticate(self) -> Caller:
+        """Return whose key the first message shows. Raises a Refusal or _End."""
         match messages.read(await self._next_text()):
             case Auth(key) if key:
                 return await self._sockets.admission.identify_key(key)
@@ -267,7 +269,7 @@ class Socket:
         else:
             mailbox = self._sockets.mailbox
             reply = self._replies[name] = mailbox.open(
-                tenant=self._tenant,
+                tenant=self._caller.tenant,
                 request=new_request_id(),
                 deadline_s=time.time() + timeout_s,
                 buffer_bytes_max=BUFFER_BYTES_MAX,
@@ -323,7 +325,7 @@ class Socket:
         try:
             async with asyncio.timeout(max(0.0, reply.deadline_s - time.time())):
                 reply.model = await self._sockets.admission.admit(
-                    self._tenant,
+                    self._caller,
                     body,
                     chat=self._chat,
                     request=reply.request,

@@ -53,6 +53,11 @@ class Process:
     def alive(self) -> bool:
         return self._popen.poll() is None
 
+    @property
+    def told(self) -> bool:
+        """Whether it was told to end."""
+        return self._told
+
     def said(self) -> str:
         """Return what the process has logged."""
         return self.log.read_text(errors="replace")
@@ -118,6 +123,19 @@ class NatsServer:
                 return client.recv(5) == b"INFO "
         except OSError:
             return False
+
+    def kill(self) -> None:
+        """End it with SIGKILL; its store stays."""
+        if self._process is not None:
+            self._process.log.write_text("")
+            self._process.kill()
+            self._process = None
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        assert self._process is not None
+        return self._process.pid
 
     def stop(self) -> None:
         """End it; its store stays."""

@@ -24,12 +24,14 @@ from headrace.settings import (
     command,
 )
 from headrace.telemetry import Readiness, Reading
+from headrace.upkeep import Upkeep
 from schemas.model import ModelCard
 from workers.engine import Engine
 from workers.engine_sim import SimulatedEngine
 from workers.engines import ModelSource, make_engine, read_source
 from workers.lease import Leases
 from workers.orphans import Orphans
+from workers.remade import attend
 from workers.worker import Worker
 
 CARD_TIMEOUT_S = 20.0
@@ -101,12 +103,14 @@ async def _serve(
         card = await registry.publish_card(bus, card, source.files)
         worker = Worker(bus, engine, card, leases, name=name)
         orphans = Orphans(bus, worker.envelopes, patience_s=settings.orphan_s)
+        upkeep = Upkeep(bus)
+        attend(upkeep, bus, worker)
         leases.start()
 
         def readiness() -> Readiness:
             if worker.draining:
                 return Readiness("draining")
-            return Readiness("ready" if bus.connected else "starting", {"broker": bus.connected})
+            return Readiness("ready" if bus.ready else "starting", {"broker": bus.ready})
 
         async with (
             admin_port(
@@ -115,10 +119,12 @@ async def _serve(
             running_tasks() as tasks,
         ):
             await worker.start()
+            tasks.start("upkeep", upkeep.forever())
             tasks.start("pump", worker.intake.pump())
+            tasks.start("consumers", worker.intake.mend())
             tasks.start("heartbeat", worker.beat_forever())
             tasks.start("orphans", orphans.watch())
-            tasks.start("card", registry.keep_alive(bus, card))
+            tasks.start("card", registry.keep_alive(bus, card, source.files))
             tasks.start("engine", worker.watch_engine())
             settle_memory()
             await stop.wait()

@@ -4,9 +4,9 @@ and time counts only while the broker can be reached.
 A streamer cancels for a client that leaves it. Where the streamer itself is gone, or has ended a
 stream with an error that can be resumed, nobody does. So each worker asks a few times within the
 patience: first the streamers that its replies are addressed to, each about all of its requests at
-once; then, for those whose time is up, whoever may read them elsewhere, a resumed stream most of
-all. The broker says at once when a streamer's process is gone; silence counts as absence too, since
-a machine that lost its power says nothing.
+once; then, about those without a reader there, whoever may read them elsewhere: a resumed stream,
+most of all. The broker says at once when a streamer's process is gone; silence counts as absence
+too, since a machine that lost its power says nothing.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ class Absences:
             self._unread_s.setdefault(request, since_s)
 
     def patient(self, request: str, *, now_s: float) -> None:
-        """Begin a request's patience anew: it has a reader elsewhere, or was cancelled."""
+        """Begin a request's patience anew: it has a reader elsewhere now, or was cancelled."""
         self._unread_s[request] = now_s
 
     def forget_all_but(self, held: Collection[str], *, now_s: float) -> None:
@@ -79,9 +79,14 @@ class Absences:
         since_s = now_s - 20 * self._patience_s
         self._absent_s = {name: at_s for name, at_s in self._absent_s.items() if at_s > since_s}
 
-    def due(self, *, now_s: float) -> list[str]:
-        """Return the requests whose patience is at its end."""
-        return [name for name, at_s in self._unread_s.items() if now_s - at_s >= self._patience_s]
+    @property
+    def unread(self) -> list[str]:
+        """The requests that have no reader at their own streamer."""
+        return list(self._unread_s)
+
+    def is_due(self, request: str, *, now_s: float) -> bool:
+        """Tell whether a request's patience is at its end."""
+        return now_s - self._unread_s.get(request, now_s) >= self._patience_s
 
 
 class Orphans:
@@ -125,8 +130,7 @@ class Orphans:
                 self._absences.absent(streamer, held, now_s=now_s)
             else:
                 self._absences.heard(streamer, held, unread, now_s=now_s)
-        due = self._absences.due(now_s=now_s)
-        await asyncio.gather(*(self._end_unless_read(wanted[request]) for request in due))
+        await asyncio.gather(*(self._care_for(wanted[name]) for name in self._absences.unread))
 
     async def _ask(self, streamer: str, requests: list[str]) -> Collection[str] | None:
         """Return the requests that a streamer has no reader for; None without an answer."""
@@ -139,13 +143,16 @@ class Orphans:
         except BrokerAway:
             return None
 
-    async def _end_unless_read(self, envelope: Envelope) -> None:
-        """Ask everywhere who reads a request, and cancel it when the broker knows of nobody."""
+    async def _care_for(self, envelope: Envelope) -> None:
+        """Ask everywhere who reads a request that its own streamer has no reader for; cancel it
+        when the broker knows of nobody and its patience is at its end."""
         request, tenant = envelope.request, envelope.tenant
         subject = subjects.readers_of(tenant=tenant, request=request)
         try:
             await self._bus.request(subject, b"", timeout_s=ANSWER_S)
         except NobodyAnswers:
+            if not self._absences.is_due(request, now_s=time.monotonic()):
+                return
             await self._cancel(tenant=tenant, request=request)
         except BrokerAway:
             return  # somebody listens but is slow, or the broker is away: the next look will tell

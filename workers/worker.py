@@ -22,7 +22,7 @@ from workers.cancels import Tombstones
 from workers.engine import Engine, EngineDied
 from workers.generation import AlreadyStarted, Generation, Lost
 from workers.history import History, read_history
-from workers.intake import Intake, deliveries
+from workers.intake import Intake
 from workers.keeping import keep_answer
 from workers.lease import Leases
 from workers.ownership import owned
@@ -30,6 +30,7 @@ from workers.recovery import (
     SUSPECT_DEATHS,
     Course,
     Recovery,
+    ask_shown,
     is_held,
     read_log,
     recover,
@@ -88,6 +89,11 @@ class Worker:
     def envelopes(self) -> list[Envelope]:
         """Return the requests that this worker holds."""
         return [each.envelope for each in self._held.values() if not each.lost]
+
+    @property
+    def generations(self) -> list[Generation]:
+        """The requests that this worker holds."""
+        return list(self._held.values())
 
     async def start(self) -> None:
         """Listen to peers, cancels and questions, then begin to pull. Raises BrokerAway."""
@@ -180,6 +186,7 @@ class Worker:
         generation = Generation(
             self._bus, envelope, place=message.subject, worker=self.name, ack=message.reply
         )
+        generation.first = self.intake.is_first(subject, message)
         self._held[subject.request] = generation
         self._idle.clear()
         self._leases.hold(subject.request, message.reply)
@@ -238,7 +245,7 @@ class Worker:
             generation.cancel()
         if generation.expires_in_s() <= 0:
             generation.expire()  # before the engine hears of it
-        if deliveries(generation.ack) == 1:
+        if generation.first:
             # Surely ours: the engine need not wait for the broker's word, only its tokens must.
             generation.begin(self._engine)
         try:
@@ -248,7 +255,15 @@ class Worker:
             if not isinstance(error, AlreadyStarted):
                 raise
             return await self._run_again(generation)
+        if not generation.first and await self._was_seen(generation.envelope):
+            await generation.fail("worker_lost", "What was made of this request is lost.")
+            return True
         return await self._run_to_end(generation)
+
+    async def _was_seen(self, envelope: Envelope) -> bool:
+        """Ask whether a client has seen tokens that the log does not hold any more."""
+        shown = await ask_shown(self._bus, envelope, have=0)
+        return shown is not None and shown.next_seq > 0
 
     async def _run_to_end(self, generation: Generation) -> bool:
         if self._is_cancelled(generation):
@@ -264,6 +279,9 @@ class Worker:
             return True
         if await self._is_anothers(generation, history):
             return False
+        # Its holder may have ended it, and so hold it no more, since the log was read.
+        if read_history(await read_log(self._bus, envelope.reply)).ended:
+            return True
         if history.deaths < SUSPECT_DEATHS:
             return await self._take_over(generation, history)
         # It may kill this worker too: nobody else should die with it, nor claim anything meanwhile.
@@ -278,6 +296,8 @@ class Worker:
             notice = msgspec.json.encode(LostNotice(envelope.request, attempt))
             await self._bus.publish(subjects.worker_loses(history.holder), notice)
         recovery = await recover(self._bus, envelope, attempt=attempt)
+        if recovery.course is Course.ENDED:
+            return True
         await generation.resume(recovery.made, resume_at=recovery.resume_at)
         self.recovered += 1
         log.info(
@@ -316,7 +336,13 @@ class Worker:
         if holder is None or holder == self.name:
             return False
         request = generation.envelope.request
-        return await is_held(self._bus, holder, request=request, ack=generation.ack)
+        return await is_held(
+            self._bus,
+            holder,
+            request=request,
+            ack=generation.ack,
+            heard_s=self._peers.heard_s(holder),
+        )
 
     def _is_cancelled(self, generation: Generation) -> bool:
         return self._tombstones.has(generation.envelope.request, now_s=time.monotonic())

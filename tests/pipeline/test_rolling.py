@@ -6,9 +6,7 @@ is refused, and resumes where it is interrupted; every stream must be exact, tok
 """
 
 import asyncio
-import contextlib
 import itertools
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -20,10 +18,10 @@ import pytest
 from headrace import topology
 from headrace.bus import Bus
 from tests.broker import with_bus
-from tests.pipeline.asking import CHAT, chat, hook
+from tests.pipeline.asking import chat, hook
 from tests.pipeline.conftest import GAUGES, models_at
+from tests.pipeline.resuming import Resuming
 from tests.servers import NatsServer, Process, answers, free_port, node, wait_for, wait_ready
-from tests.sse import Event, Reader
 
 pytestmark = pytest.mark.slow
 
@@ -70,100 +68,27 @@ class Part:
         return {k: float(n) for k, n in pairs if GAUGES.search(k) and float(n)}
 
 
-@dataclass
-class Counts:
-    """What the clients lived through."""
+async def ask_while(clients: Resuming, during: Callable[[], None]) -> None:
+    """Have many clients ask again and again for the time that `during` takes in a thread."""
+    ended = False
 
-    whole: int = 0
-    refused: int = 0
-    resumed: int = 0
-
-
-class Clients:
-    """Clients that ask all the time, until told to stop, and check what they get."""
-
-    def __init__(self, doors: list[str], streamers: list[str]) -> None:
-        self.counts = Counts()
-        self.ended = False
-        self._doors = itertools.cycle(doors)
-        self._streamers = itertools.cycle(streamers)
-        self._http = httpx.AsyncClient(timeout=20, verify=False)
-
-    async def run(self, during: Callable[[], None]) -> None:
-        """Ask for the time that `during` takes in a thread."""
-        async with self._http, asyncio.TaskGroup() as group:
-            for number in range(SHORT):
-                group.create_task(self._ask_on(f"short {number}", SHORT_PIECES))
-            for number in range(LONG):
-                group.create_task(self._ask_on(f"long {number}", LONG_PIECES))
-            try:
-                await asyncio.to_thread(during)
-            finally:
-                self.ended = True
-
-    async def _ask_on(self, name: str, pieces: list[str]) -> None:
+    async def ask_on(name: str, pieces: list[str]) -> None:
         for number in itertools.count():
-            if self.ended:
+            if ended:
                 return
+            body = chat(f"{name} {number}", sim=hook(*pieces, itl_ms=20, ttft_ms=0))
             async with asyncio.timeout(PATIENCE_S):
-                events = await self._whole(chat(f"{name} {number}", stream=True), pieces)
-            assert [event.id for event in events] == [str(k) for k in range(len(pieces) + 1)]
-            chunks = [event.json["choices"][0]["delta"].get("content", "") for event in events]
-            assert [chunk for chunk in chunks if chunk] == pieces
-            self.counts.whole += 1
+                await clients.exact(body, pieces)
 
-    async def _whole(self, body: dict[str, object], pieces: list[str]) -> list[Event]:
-        """Return all events of a stream, however often it has to be resumed."""
-        content = json.dumps(body | {"sim": hook(*pieces, itl_ms=20, ttft_ms=0)}).encode()
-        events: list[Event] = []
-        request: str | None = None
-        location: str | None = None
-        while True:
-            if location is not None:
-                asked, location = self._http.build_request("GET", location), None
-            elif request is None:
-                asked = self._http.build_request("POST", next(self._doors) + CHAT, content=content)
-            else:
-                self.counts.resumed += 1
-                url = f"{next(self._streamers)}/v1/streams/{request}"
-                last = {"last-event-id": events[-1].id or ""} if events else {}
-                asked = self._http.build_request("GET", url, headers=last)
-            try:
-                answer = await self._http.send(asked, stream=True)
-            except httpx.TransportError:
-                await asyncio.sleep(0.2)
-                continue
-            try:
-                match answer.status_code:
-                    case 200:
-                        request = answer.headers["x-request-id"]
-                        if await self._read(answer, events):
-                            return events
-                    case 303:
-                        request = answer.headers["x-request-id"]
-                        location = answer.headers["location"]
-                    case 503:
-                        self.counts.refused += 1
-                        await asyncio.sleep(0.2)
-                    case status:
-                        # The ticket of a streamer that has been replaced.
-                        assert (status, request is not None) == (410, True), await answer.aread()
-            finally:
-                await answer.aclose()
-
-    async def _read(self, answer: httpx.Response, events: list[Event]) -> bool:
-        """Take events until the end; tell whether the stream is whole."""
-        reader = Reader()
-        with contextlib.suppress(httpx.TransportError):
-            async for part in answer.aiter_raw():
-                for event in reader.feed(part):
-                    if event.data == "[DONE]":
-                        return True
-                    if event.id is None:
-                        assert event.json["error"]["code"] == "stream_interrupted", event
-                        return False
-                    events.append(event)
-        return False
+    async with clients, asyncio.TaskGroup() as group:
+        for number in range(SHORT):
+            group.create_task(ask_on(f"short {number}", SHORT_PIECES))
+        for number in range(LONG):
+            group.create_task(ask_on(f"long {number}", LONG_PIECES))
+        try:
+            await asyncio.to_thread(during)
+        finally:
+            ended = True
 
 
 @dataclass
@@ -220,7 +145,7 @@ def rolled(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rolled]:
 
 
 def test_a_rolling_restart_of_every_process_under_load_loses_nothing(rolled: Rolled) -> None:
-    clients = Clients(rolled.doors, rolled.streamers)
+    clients = Resuming(rolled.doors, rolled.streamers)
 
     def began(count: int) -> None:
         """Wait until so many more streams were whole: the load is back."""
@@ -236,7 +161,7 @@ def test_a_rolling_restart_of_every_process_under_load_loses_nothing(rolled: Rol
         rolled.nats.start()
         began(SHORT + LONG)
 
-    asyncio.run(clients.run(roll))
+    asyncio.run(ask_while(clients, roll))
     assert clients.counts.resumed > 0
     # What a client asked for again had perhaps been queued the first time.
     wait_for(
