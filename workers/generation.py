@@ -69,6 +69,7 @@ class Generation:
         self._claimed = asyncio.Event()
         self.cancelled = asyncio.Event()
         self._first_s: float | None = None
+        self.usage: Usage | None = None
 
     @property
     def attempt(self) -> int:
@@ -293,6 +294,7 @@ class Generation:
     async def _terminate(self, frame: Finished | Failed) -> None:
         """Store the terminal frame; try until it is stored or time is up (then Lost)."""
         self.tokens = self._seq
+        self.usage = frame.usage
         data = encode_frame(frame)
         give_up_s = time.monotonic() + TERMINAL_TIMEOUT_S
         while not self.lost:

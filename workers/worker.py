@@ -12,10 +12,11 @@ import msgspec
 from headrace import registry, topology
 from headrace.bus import BrokerAway, BrokerRefused, Bus, Message
 from headrace.registry import Registry
+from headrace.settle import settle
 from schemas import subjects
 from schemas.life import State
 from schemas.model import ModelCard, WorkerEntry
-from schemas.subjects import HoldsQuestion, LostNotice, RequestSubject
+from schemas.subjects import HoldsQuestion, LostNotice, RequestSubject, Settlement
 from schemas.wire import BadEnvelope, DeadLetter, Started, decode_envelope, encode_envelope
 from workers.cancels import Tombstones
 from workers.engine import Engine, EngineDied
@@ -200,7 +201,21 @@ class Worker:
             self._release(generation)
         if done and not (self._stalled() and await self._is_lost(generation)):
             with contextlib.suppress(BrokerAway):  # delivered again, it is found ended in the log
+                await self._settle(generation)
                 await self._bus.publish(generation.ack, ACK)
+
+    async def _settle(self, generation: Generation) -> None:
+        """Tell ingress what the request has used, if it was we who ended it."""
+        if (usage := generation.usage) is not None:
+            envelope = generation.envelope
+            settlement = Settlement(
+                envelope.tenant,
+                envelope.request,
+                envelope.model,
+                usage.prompt_tokens,
+                usage.completion_tokens,
+            )
+            await settle(self._bus, settlement)
 
     def _engine_died(self, error: EngineDied) -> None:
         if not self.dead.done():
