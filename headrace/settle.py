@@ -9,6 +9,7 @@ import msgspec
 from headrace.bus import Bus
 from schemas import subjects
 from schemas.subjects import Settlement
+from schemas.wire import Envelope, Usage
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Settlement).decode
@@ -17,6 +18,22 @@ _decode = msgspec.msgpack.Decoder(Settlement).decode
 async def settle(bus: Bus, settlement: Settlement) -> None:
     """Tell one of the ingress nodes. Raises BrokerAway."""
     await bus.publish(subjects.SETTLEMENTS, _encode(settlement))
+
+
+async def settle_unrun(bus: Bus, *, tenant: str, request: str) -> None:
+    """Tell them that a request will never run. Raises BrokerAway."""
+    await settle(bus, Settlement(tenant, request, ""))
+
+
+def settlement_of(envelope: Envelope, usage: Usage) -> Settlement:
+    """Return what a request that ran has used."""
+    return Settlement(
+        envelope.tenant,
+        envelope.request,
+        envelope.model,
+        usage.prompt_tokens,
+        usage.completion_tokens,
+    )
 
 
 def read_settlement(data: bytes) -> Settlement:

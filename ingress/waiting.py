@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from headrace.bus import BrokerAway, BrokerRefused, Bus
+from headrace.workforce import no_workers
 from ingress.admission import Bounds, DrainRate, FairQueue, Full, Order, Ticket
 from schemas import subjects
 from schemas.errors import (
     BrokerUnavailable,
     DeadlineExceeded,
     Draining,
-    NoWorkers,
     QueueFull,
     QueueTimeout,
     Refusal,
@@ -224,7 +224,7 @@ class WaitingRoom:
         if not self._bus.connected:
             return BrokerUnavailable("The queue cannot be reached.")
         if not self._slots_of(model):
-            return NoWorkers(f"No worker for this model came within {waited_s:.0f} s.")
+            return no_workers(model)
         if waited_s < self.patience_s:
             return DeadlineExceeded("The request's deadline has passed while it waited.")
         return QueueTimeout(

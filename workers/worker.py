@@ -12,23 +12,26 @@ import msgspec
 from headrace import registry, topology
 from headrace.bus import BrokerAway, BrokerRefused, Bus, Message
 from headrace.registry import Registry
-from headrace.settle import settle
+from headrace.settle import settle, settlement_of
 from schemas import subjects
 from schemas.life import State
 from schemas.model import ModelCard, WorkerEntry
-from schemas.subjects import HoldsQuestion, LostNotice, RequestSubject, Settlement
-from schemas.wire import BadEnvelope, DeadLetter, Started, decode_envelope, encode_envelope
+from schemas.subjects import HoldsQuestion, LostNotice, RequestSubject
+from schemas.wire import BadEnvelope, Envelope, Started, decode_envelope
+from workers.burial import bury
 from workers.cancels import Tombstones
 from workers.engine import Engine, EngineDied
 from workers.generation import AlreadyStarted, Generation, Lost
 from workers.history import History, read_history
-from workers.intake import Intake, deliveries
+from workers.intake import Intake
+from workers.keeping import keep_answer
 from workers.lease import Leases
 from workers.ownership import owned
 from workers.recovery import (
     SUSPECT_DEATHS,
     Course,
     Recovery,
+    ask_shown,
     is_held,
     read_log,
     recover,
@@ -83,6 +86,15 @@ class Worker:
     def held(self) -> int:
         """How many requests this worker has taken and not yet ended."""
         return len(self._held)
+
+    def envelopes(self) -> list[Envelope]:
+        """Return the requests that this worker holds."""
+        return [each.envelope for each in self._held.values() if not each.lost]
+
+    @property
+    def generations(self) -> list[Generation]:
+        """The requests that this worker holds."""
+        return list(self._held.values())
 
     async def start(self) -> None:
         """Listen to peers, cancels and questions, then begin to pull. Raises BrokerAway."""
@@ -172,7 +184,10 @@ class Worker:
             log.error("%s cannot be read and is dropped: %s", subject.request, error)
             await self._bus.publish(message.reply, TERM)
             return
-        generation = Generation(self._bus, envelope, worker=self.name, ack=message.reply)
+        generation = Generation(
+            self._bus, envelope, place=message.subject, worker=self.name, ack=message.reply
+        )
+        generation.first = self.intake.is_first(subject, message)
         self._held[subject.request] = generation
         self._idle.clear()
         self._leases.hold(subject.request, message.reply)
@@ -188,6 +203,9 @@ class Worker:
         """Run one delivered request to its end; the outermost frame of its task."""
         request = generation.envelope.request
         done = False
+        deadline = asyncio.get_running_loop().call_later(
+            max(0.0, generation.expires_in_s()), generation.expire
+        )
         try:
             async with self._slots.one(unless=generation.cancelled):
                 done = await self._run_claimed(generation)
@@ -198,24 +216,16 @@ class Worker:
         except Exception:
             log.exception("%s failed here; it is left to be delivered again", request)
         finally:
+            deadline.cancel()
             self._release(generation)
         if done and not (self._stalled() and await self._is_lost(generation)):
             with contextlib.suppress(BrokerAway):  # delivered again, it is found ended in the log
-                await self._settle(generation)
+                if generation.usage is not None:
+                    used = settlement_of(generation.envelope, generation.usage)
+                    await settle(self._bus, used)
+                if generation.envelope.keep_answer:
+                    await keep_answer(self._bus, generation.envelope)
                 await self._bus.publish(generation.ack, ACK)
-
-    async def _settle(self, generation: Generation) -> None:
-        """Tell ingress what the request has used, if it was we who ended it."""
-        if (usage := generation.usage) is not None:
-            envelope = generation.envelope
-            settlement = Settlement(
-                envelope.tenant,
-                envelope.request,
-                envelope.model,
-                usage.prompt_tokens,
-                usage.completion_tokens,
-            )
-            await settle(self._bus, settlement)
 
     def _engine_died(self, error: EngineDied) -> None:
         if not self.dead.done():
@@ -237,7 +247,9 @@ class Worker:
         """Run a request unless it has ended or is another's; return whether it has ended."""
         if self._is_cancelled(generation):
             generation.cancel()
-        if deliveries(generation.ack) == 1:
+        if generation.expires_in_s() <= 0:
+            generation.expire()  # before the engine hears of it
+        if generation.first:
             # Surely ours: the engine need not wait for the broker's word, only its tokens must.
             generation.begin(self._engine)
         try:
@@ -247,7 +259,15 @@ class Worker:
             if not isinstance(error, AlreadyStarted):
                 raise
             return await self._run_again(generation)
+        if not generation.first and await self._was_seen(generation.envelope):
+            await generation.fail("worker_lost", "What was made of this request is lost.")
+            return True
         return await self._run_to_end(generation)
+
+    async def _was_seen(self, envelope: Envelope) -> bool:
+        """Ask whether a client has seen tokens that the log does not hold any more."""
+        shown = await ask_shown(self._bus, envelope, have=0)
+        return shown is not None and shown.next_seq > 0
 
     async def _run_to_end(self, generation: Generation) -> bool:
         if self._is_cancelled(generation):
@@ -263,6 +283,9 @@ class Worker:
             return True
         if await self._is_anothers(generation, history):
             return False
+        # Its holder may have ended it, and so hold it no more, since the log was read.
+        if read_history(await read_log(self._bus, envelope.reply)).ended:
+            return True
         if history.deaths < SUSPECT_DEATHS:
             return await self._take_over(generation, history)
         # It may kill this worker too: nobody else should die with it, nor claim anything meanwhile.
@@ -277,6 +300,8 @@ class Worker:
             notice = msgspec.json.encode(LostNotice(envelope.request, attempt))
             await self._bus.publish(subjects.worker_loses(history.holder), notice)
         recovery = await recover(self._bus, envelope, attempt=attempt)
+        if recovery.course is Course.ENDED:
+            return True
         await generation.resume(recovery.made, resume_at=recovery.resume_at)
         self.recovered += 1
         log.info(
@@ -297,21 +322,17 @@ class Worker:
     async def _bury(self, generation: Generation, recovery: Recovery) -> None:
         """Make a dead letter of a request that has killed too often, and tell its client."""
         envelope = generation.envelope
-        letter = DeadLetter(
-            request=envelope.request,
-            tenant=envelope.tenant,
-            model=envelope.model,
-            reason=f"{recovery.deaths} workers died while they ran it",
-            died_s=time.time(),
+        reason = f"{recovery.deaths} workers died while they ran it"
+        await bury(
+            self._bus,
+            envelope,
+            place=generation.place,
+            reason=reason,
             tokens=generation.next_seq,
-            envelope=encode_envelope(envelope),
+            attempt=generation.attempt,
         )
-        await self._bus.store(
-            subjects.deadletters_of(model=envelope.model, tenant=envelope.tenant),
-            msgspec.msgpack.encode(letter),
-        )
-        log.error("%s: %s; it is a dead letter now", envelope.request, letter.reason)
-        await generation.fail("worker_lost", f"The request was given up: {letter.reason}.")
+        log.error("%s: %s; it is a dead letter now", envelope.request, reason)
+        await generation.fail("worker_lost", f"The request was given up: {reason}.")
 
     async def _is_anothers(self, generation: Generation, history: History) -> bool:
         """Ask the last holder, if that was not us, whether it holds the request still."""
@@ -319,7 +340,13 @@ class Worker:
         if holder is None or holder == self.name:
             return False
         request = generation.envelope.request
-        return await is_held(self._bus, holder, request=request, ack=generation.ack)
+        return await is_held(
+            self._bus,
+            holder,
+            request=request,
+            ack=generation.ack,
+            heard_s=self._peers.heard_s(holder),
+        )
 
     def _is_cancelled(self, generation: Generation) -> bool:
         return self._tombstones.has(generation.envelope.request, now_s=time.monotonic())
