@@ -204,7 +204,12 @@ class Mailbox:
             if await self._is_read(reply, attached=attached):
                 return
         try:
-            await cancel(self._bus, tenant=reply.tenant, request=reply.request)
+            await cancel(
+                self._bus,
+                tenant=reply.tenant,
+                request=reply.request,
+                begun=reply.reply.started,
+            )
         except (BrokerAway, BrokerRefused) as error:
             # The request's time to live in the queue, and its deadline, end it all the same.
             log.warning("%s could not be cancelled: %s", reply.request, error)

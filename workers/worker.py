@@ -12,6 +12,7 @@ import msgspec
 from headrace import registry, topology
 from headrace.bus import BrokerAway, BrokerRefused, Bus, Message
 from headrace.registry import Registry
+from headrace.settle import settle, settlement_of
 from schemas import subjects
 from schemas.life import State
 from schemas.model import ModelCard, WorkerEntry
@@ -219,6 +220,9 @@ class Worker:
             self._release(generation)
         if done and not (self._stalled() and await self._is_lost(generation)):
             with contextlib.suppress(BrokerAway):  # delivered again, it is found ended in the log
+                if generation.usage is not None:
+                    used = settlement_of(generation.envelope, generation.usage)
+                    await settle(self._bus, used)
                 if generation.envelope.keep_answer:
                     await keep_answer(self._bus, generation.envelope)
                 await self._bus.publish(generation.ack, ACK)
