@@ -4,7 +4,7 @@ Deleting a message that runs succeeds and tells its worker nothing; a signal alo
 one in the queue.
 """
 
-from headrace.bus import Bus
+from headrace.bus import BrokerAway, BrokerRefused, Bus
 from schemas import subjects
 
 
@@ -18,3 +18,19 @@ async def cancel(bus: Bus, *, tenant: str, request: str) -> bool:
     )
     await bus.publish(subjects.cancel_signal(tenant, request), b"")
     return purged > 0
+
+
+async def cancel_surely(bus: Bus, *, tenant: str, request: str) -> None:
+    """Cancel a request that nobody waits for; a broker that is away hears of it when it is back.
+
+    Raises as `cancel`, to say so.
+    """
+    try:
+        await cancel(bus, tenant=tenant, request=request)
+    except (BrokerAway, BrokerRefused):
+
+        async def later() -> None:
+            await cancel(bus, tenant=tenant, request=request)
+
+        bus.errands.owe(later)
+        raise

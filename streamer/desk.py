@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.bus import BrokerAway, BrokerRefused, Bus
-from headrace.cancel import cancel
+from headrace.cancel import cancel_surely
 from headrace.ticket import TICKET_S, Ticket, Tickets
 from schemas.errors import Gone
 from schemas.subjects import ReplySubject
@@ -124,6 +124,6 @@ class Desk:
         log.info("%s: nobody came for the answer; cancelled", request)
         tenant = ReplySubject.parse(found.subject).tenant
         try:
-            await cancel(self._bus, tenant=tenant, request=request)
+            await cancel_surely(self._bus, tenant=tenant, request=request)
         except (BrokerAway, BrokerRefused) as error:
-            log.warning("%s could not be cancelled: %s", request, error)
+            log.info("%s is cancelled when the broker is back: %s", request, error)

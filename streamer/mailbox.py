@@ -14,7 +14,7 @@ import msgspec
 
 from headrace import topology
 from headrace.bus import BrokerAway, BrokerRefused, Bus, Message, Subscription
-from headrace.cancel import cancel
+from headrace.cancel import cancel_surely
 from schemas import subjects
 from schemas.errors import StreamInterrupted
 from schemas.subjects import ReplySubject, ShownQuestion
@@ -154,10 +154,9 @@ class Mailbox:
         if reply.left and (reply.kept or await self._is_read(reply)):
             return
         try:
-            await cancel(self._bus, tenant=reply.tenant, request=reply.request)
+            await cancel_surely(self._bus, tenant=reply.tenant, request=reply.request)
         except (BrokerAway, BrokerRefused) as error:
-            # The request's time to live in the queue, and its deadline, end it all the same.
-            log.warning("%s could not be cancelled: %s", reply.request, error)
+            log.info("%s is cancelled when the broker is back: %s", reply.request, error)
 
     async def _is_read(self, reply: OpenReply) -> bool:
         """Ask whether somebody else reads this reply: a client that came back, most of all."""
