@@ -93,17 +93,12 @@ class Upkeep:
     async def _look(self) -> None:
         """Look at the two streams of requests, at one of the others, and at those in doubt."""
         self._turns.rotate()
-        faults = {}
-        for name in sorted({*NEEDED, self._turns[0], *self._changed}):
-            try:
-                await self._look_at(name)
-            except (BrokerAway, BrokerRefused, Missing) as error:
-                faults[name] = f"{name}: {error}"
-            else:
-                self._changed.discard(name)
-                self._said.pop(name, None)
-            if not self._bus.connected:
-                return
+        names = sorted({*NEEDED, self._turns[0], *self._changed})
+        # At once: each of those without a leader takes its whole time.
+        found = await asyncio.gather(*map(self._fault_of, names))
+        if not self._bus.connected:
+            return
+        faults = {name: fault for name, fault in zip(names, found, strict=True) if fault}
         needed = [faults.pop(name) for name in NEEDED if name in faults]
         self._failures = self._failures + 1 if needed else 0
         if not needed:
@@ -111,9 +106,19 @@ class Upkeep:
         elif self._failures >= FAILURES_MAX or self._gone_s.keys() & set(NEEDED):
             self._report(needed[0])
         for name, fault in faults.items():
-            if self._said.setdefault(name, "") != fault:
-                self._said[name] = fault
-                log.warning("%s", fault)
+            before, self._said[name] = self._said.get(name), fault
+            log.log(logging.DEBUG if before == fault else logging.INFO, "%s", fault)
+
+    async def _fault_of(self, name: str) -> str | None:
+        """Look at a stream; return what is wrong with it."""
+        self._changed.discard(name)  # first: what happens while we look is looked at again
+        try:
+            await self._look_at(name)
+        except (BrokerAway, BrokerRefused, Missing) as error:
+            self._changed.add(name)
+            return f"{name}: {error}"
+        self._said.pop(name, None)
+        return None
 
     def _report(self, fault: str | None) -> None:
         before, self._bus.fault = self._bus.fault, fault
