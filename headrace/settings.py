@@ -184,7 +184,9 @@ Config = Annotated[
         show_default=False,
     ),
 ]
-NatsUrl = Annotated[str, _option("nats-url", "NATS server; the URL may carry credentials.")]
+NatsUrl = Annotated[
+    str, _option("nats-url", "NATS servers, with commas between; the URLs may carry credentials.")
+]
 OptionalNatsUrl = Annotated[
     str | None, _option("nats-url", "NATS server; without it, the one of the data dir.")
 ]
