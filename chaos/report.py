@@ -7,9 +7,13 @@ from typing import Any, Final
 
 from chaos.faults import Kind
 from chaos.ledger import Happened, Recovery, Tally, percentile, recoveries, totals
+from chaos.orders import Manner
 from chaos.run import Run
 
 FAILED_SHOWN: Final = 20
+PAUSES_SHOWN: Final = 10
+PAUSE_S: Final = 10.0
+"""Longer than any single fault lasts: worth a look, also where nothing was lost."""
 AROUND_S: Final = 3.0
 _FORM: Final = "{:<34} {}"
 RECOVERY_S_MAX: Final = 5.0
@@ -73,6 +77,7 @@ def text(run: Run) -> str:
         )
     rest = figures["rest_after_s"]
     lines.append(_FORM.format("at rest", "never" if rest is None else f"after {rest:.1f} s"))
+    lines += _pauses(run)
     lines += _failures(run)
     lines.append("holds" if figures["holds"] else "DOES NOT HOLD")
     return "\n".join(lines)
@@ -105,6 +110,25 @@ def _recovery(figures: dict[str, Any]) -> str:
         f"p50 {figures['p50_s']:.2f} s, p99 {figures['p99_s']:.2f} s,"
         f" most {figures['max_s']:.2f} s of {figures['streams']} streams"
     )
+
+
+def _pauses(run: Run) -> list[str]:
+    """Say which streams waited longest for their next token."""
+    pauses = sorted(
+        (
+            (end_s - begin_s, begin_s, end_s, tally)
+            for tally in run.tallies
+            for begin_s, end_s in tally.gaps
+            if tally.order.manner is not Manner.WHOLE
+        ),
+        key=lambda pause: -pause[0],
+    )
+    return [
+        f"  {tally.requests[-1]} waited {pause_s:.1f} s for a token,"
+        f" from {begin_s - run.began_s:.2f} s to {end_s - run.began_s:.2f} s"
+        for pause_s, begin_s, end_s, tally in pauses[:PAUSES_SHOWN]
+        if pause_s > PAUSE_S
+    ]
 
 
 def _failures(run: Run) -> list[str]:

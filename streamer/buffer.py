@@ -150,8 +150,13 @@ class OpenReply:
                 self._waiter = None
 
     async def load(self) -> None:
-        """Read what the log holds already, before anybody waits for it."""
+        """Read what the log holds already, before anybody waits for it.
+
+        Raises BrokerAway: a log that cannot be read is not an empty one.
+        """
         await self._read_log()
+        if self._log_failed:
+            raise BrokerAway(f"the log of {self.request} cannot be read")
 
     async def _read_log(self) -> None:
         self._log_due = self._behind = self._log_failed = False

@@ -46,7 +46,9 @@ class Resume:
         try:
             await reply.load()
             if not reply.reply.started and not await self._waits(tenant, name):
-                raise _unknown(name)
+                await reply.load()  # it may have run and ended between the two looks
+                if not reply.reply.started:
+                    raise _unknown(name)
         except BaseException:
             await self._mailbox.detach(reply)
             raise
