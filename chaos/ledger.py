@@ -92,7 +92,7 @@ class Tally:
         self.error = error
         if error is None and not self.left and not self.cancelled:
             missing = len(self.expected.events) - self._next
-            if missing:
+            if missing > 0:
                 self.lost += missing
                 self._surprise(f"ended without its last {missing} events")
 

@@ -40,6 +40,7 @@ def summary(run: Run) -> dict[str, Any]:
         "errors": found.errors,
         "resumed": found.resumed,
         "migrated": run.migrated,
+        "started_in_vain": run.started_in_vain,
         "asked_again": found.asked_again,
         "left_over": run.left_over,
         "troubles": run.troubles,
@@ -70,6 +71,7 @@ def text(run: Run) -> str:
     lines.append(_FORM.format("answered by an error", figures["errors"]))
     lines.append(_FORM.format("resumed by their clients", figures["resumed"]))
     lines.append(_FORM.format("migrated to another worker", figures["migrated"]))
+    lines.append(_FORM.format("started in vain", figures["started_in_vain"]))
     lines.append(_FORM.format("asked again", figures["asked_again"]))
     for what, name in (("", "recovery_alone"), (", other faults meanwhile", "recovery_all")):
         lines.append(

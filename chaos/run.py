@@ -51,6 +51,8 @@ class Run:
     left_over: dict[str, float] = field(default_factory=dict)
     troubles: list[str] = field(default_factory=list)
     """Processes that ended by themselves, did not come back, or did not end when told to."""
+    started_in_vain: int = 0
+    """Processes that ended before they were ready, for want of a broker, and were started again."""
     migrated: int = 0
 
     @property
@@ -81,6 +83,7 @@ async def perform(options: Options, folder: Path) -> Run:
         await _come_to_rest(system, run)
         for node in system.nodes.values():
             run.troubles += node.ended_by_itself
+            run.started_in_vain += node.ended_while_starting
     run.troubles += [
         f"{name} did not end within its grace, {node.slow_to_stop} times"
         for name, node in system.nodes.items()

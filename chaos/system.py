@@ -57,11 +57,14 @@ class Node:
     """Where it serves clients."""
     link: Link | None = None
     ended_by_itself: list[str] = field(default_factory=list)
+    ended_while_starting: int = 0
+    """It came too early: a supervisor brings it back, and so do we."""
     slow_to_stop: int = 0
     starts: int = 0
     _process: asyncio.subprocess.Process | None = None
     _watch: asyncio.Task[None] | None = None
     _told: bool = False
+    _was_ready: bool = False
 
     async def start(self) -> None:
         """Start the process; it is not ready yet."""
@@ -79,14 +82,18 @@ class Node:
                 preexec_fn=tied_to(os.getpid()),
             )
         self.starts += 1
-        self._told = False
+        self._told = self._was_ready = False
         self._watch = asyncio.create_task(self._watched(self._process), name=self.name)
 
     async def _watched(self, process: asyncio.subprocess.Process) -> None:
         status = await process.wait()
-        if not self._told:
+        if self._told:
+            return
+        if self._was_ready:
             self.ended_by_itself.append(f"{self.name} ended by itself with status {status}")
-            await self.start()
+        else:
+            self.ended_while_starting += 1
+        await self.start()
 
     async def ready(self) -> None:
         """Wait until it says that it is ready. Raises NotStarted."""
@@ -95,6 +102,7 @@ class Node:
                 # Another process's state: there is nothing to be woken by.
                 while not await _answers(self.ready_url):  # noqa: ASYNC110
                     await asyncio.sleep(PROBE_S)
+            self._was_ready = True
         except TimeoutError:
             said = self.log.read_text(errors="replace")[-2000:]
             raise NotStarted(f"{self.name} is not ready after {START_S:g} s:\n{said}") from None

@@ -7,6 +7,7 @@ message only.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -189,11 +190,14 @@ class Generation:
             )
         )
 
-    def lose(self) -> None:
-        """Stop at once and without a word: another attempt runs the request."""
+    async def lose(self) -> None:
+        """Stop at once: another attempt runs the request. All that is said is that this one has
+        not died, so that it is not counted among the request's victims."""
         self.lost = True
         if self._running is not None:
             self._running.cancel()
+        with contextlib.suppress(BrokerAway):
+            await self._say_released()
 
     def cancel(self) -> None:
         """Stop at once; the terminal frame will say that it was cancelled."""
@@ -209,8 +213,11 @@ class Generation:
         """Say that the attempt ends through no fault of the request. Raises BrokerAway."""
         if self._attempt:
             await self.republish()
-            frame = Released(self._attempt, self._seq - 1)
-            await self._bus.publish(self.envelope.reply, encode_frame(frame))
+            await self._say_released()
+
+    async def _say_released(self) -> None:
+        frame = Released(self._attempt, self._seq - 1)
+        await self._bus.publish(self.envelope.reply, encode_frame(frame))
 
     async def republish(self) -> None:
         """Send again what no acknowledgement covers: the connection was broken."""

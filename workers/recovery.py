@@ -35,6 +35,7 @@ class Course(Enum):
     GO_ON = "go on after what was made"
     ANEW = "begin anew: nobody has seen anything"
     LOST = "neither: it would be wrong to go on, and something was seen"
+    ENDED = "nowhere: its end came into the log before our claim"
     DEADLY = "no more: it has killed as many workers as it may"
 
 
@@ -118,7 +119,9 @@ def course_of(envelope: Envelope, history: History, shown: Shown | None) -> Reco
     if shown is not None and shown.next_seq > history.next_seq:
         made += shown.pieces
     seen = history.next_seq if shown is None else shown.next_seq
-    if history.deaths >= DEATHS_MAX:
+    if history.ended:
+        course = Course.ENDED
+    elif history.deaths >= DEATHS_MAX:
         course = Course.DEADLY
     elif span(made) >= seen and (not made or _can_go_on(envelope, made)):
         course = Course.GO_ON

@@ -197,10 +197,21 @@ class Worker:
         except Exception:
             log.exception("%s failed here; it is left to be delivered again", request)
         finally:
+            doubtful = self._leases.lapsed(request)
             self._release(generation)
-        if done and not (self._stalled() and await self._is_lost(generation)):
-            with contextlib.suppress(BrokerAway):  # delivered again, it is found ended in the log
-                await self._bus.publish(generation.ack, ACK)
+        if not done or (doubtful and await self._is_anothers_now(generation)):
+            return
+        with contextlib.suppress(BrokerAway):  # delivered again, it is found ended in the log
+            await self._bus.publish(generation.ack, ACK)
+
+    async def _is_anothers_now(self, generation: Generation) -> bool:
+        """Whether an acknowledgement of ours could take a request from another that runs it."""
+        if not generation.attempt:
+            return False  # it had ended before we could claim it
+        try:
+            return await self._is_lost(generation)
+        except (BrokerAway, BrokerRefused):
+            return True  # not acknowledged, it is delivered again and found ended
 
     def _engine_died(self, error: EngineDied) -> None:
         if not self.dead.done():
@@ -262,6 +273,8 @@ class Worker:
             notice = msgspec.json.encode(LostNotice(envelope.request, attempt))
             await self._bus.publish(subjects.worker_loses(history.holder), notice)
         recovery = await recover(self._bus, envelope, attempt=attempt)
+        if recovery.course is Course.ENDED:
+            return True
         await generation.resume(recovery.made, resume_at=recovery.resume_at)
         self.recovered += 1
         log.info(
@@ -331,32 +344,34 @@ class Worker:
         notice = msgspec.json.decode(message.data, type=LostNotice)
         generation = self._held.get(notice.request)
         if generation is not None and generation.attempt < notice.attempt:
-            self._lose(generation)
+            await self._lose(generation)
 
-    def _lose(self, generation: Generation) -> None:
+    async def _lose(self, generation: Generation) -> None:
         log.warning("%s: another worker runs it now; given up", generation.envelope.request)
         self._leases.release(generation.envelope.request)
-        generation.lose()
+        await generation.lose()
 
     def _stalled(self) -> bool:
         """Whether this process did not run for a while: others may have taken over since."""
         return time.monotonic() - self._beat_s > STALL_S
 
     async def _is_lost(self, generation: Generation) -> bool:
-        """Look in the log whether a later attempt has begun."""
-        try:
-            frames = await read_log(self._bus, generation.envelope.reply)
-        except (BrokerAway, BrokerRefused):
-            return False
+        """Look in the log whether a later attempt has begun.
+
+        Raises BrokerAway and BrokerRefused.
+        """
+        frames = await read_log(self._bus, generation.envelope.reply)
         return any(
             isinstance(frame, Started) and (frame.attempt or stored) > generation.attempt
             for stored, frame in frames
         )
 
     async def _verify_held(self) -> None:
+        """Give up what others have taken over, as far as the log can be read."""
         for generation in list(self._held.values()):
-            if generation.attempt and await self._is_lost(generation):
-                self._lose(generation)
+            with contextlib.suppress(BrokerAway, BrokerRefused):
+                if generation.attempt and await self._is_lost(generation):
+                    await self._lose(generation)
 
     async def _reconnected(self) -> None:
         await self._verify_held()
