@@ -105,6 +105,7 @@ async def _serve(
             tasks.start("pump", worker.intake.pump())
             tasks.start("heartbeat", worker.beat_forever())
             tasks.start("card", registry.keep_alive(bus, card))
+            tasks.start("releases", worker.releases.say_forever())
             tasks.start("engine", worker.watch_engine())
             settle_memory()
             await stop.wait()

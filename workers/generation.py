@@ -7,7 +7,6 @@ message only.
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -36,6 +35,8 @@ CHECKPOINT_FRAMES: Final = 32
 KEEPALIVE_S: Final = 5.0
 RETRY_S: Final = 0.25
 TERMINAL_TIMEOUT_S: Final = 60.0
+CLAIM_TIMEOUT_S: Final = 30.0
+"""Longer than brokers pause: a claim that is stored after all, unknown to us, counts as a death."""
 _WRONG_LAST_SEQUENCE: Final = 10071
 
 
@@ -105,7 +106,9 @@ class Generation:
 
     async def _claim(self, *, resume_at: int | None, headers: dict[str, str] | None) -> None:
         frame = Started(0, self._worker, resume_at, self.envelope.shape)
-        ack = await self._bus.store(self.envelope.reply, encode_frame(frame), headers=headers)
+        ack = await self._bus.store(
+            self.envelope.reply, encode_frame(frame), headers=headers, timeout_s=CLAIM_TIMEOUT_S
+        )
         self._attempt = ack.seq
 
     async def resume(self, made: Sequence[Piece], *, resume_at: int) -> None:
@@ -190,14 +193,11 @@ class Generation:
             )
         )
 
-    async def lose(self) -> None:
-        """Stop at once: another attempt runs the request. All that is said is that this one has
-        not died, so that it is not counted among the request's victims."""
+    def lose(self) -> None:
+        """Stop at once and without a word: another attempt runs the request."""
         self.lost = True
         if self._running is not None:
             self._running.cancel()
-        with contextlib.suppress(BrokerAway):
-            await self._say_released()
 
     def cancel(self) -> None:
         """Stop at once; the terminal frame will say that it was cancelled."""
@@ -213,11 +213,11 @@ class Generation:
         """Say that the attempt ends through no fault of the request. Raises BrokerAway."""
         if self._attempt:
             await self.republish()
-            await self._say_released()
+            await self._bus.publish(self.envelope.reply, encode_frame(self.released()))
 
-    async def _say_released(self) -> None:
-        frame = Released(self._attempt, self._seq - 1)
-        await self._bus.publish(self.envelope.reply, encode_frame(frame))
+    def released(self) -> Released:
+        """Return the frame that says so, of a claimed request."""
+        return Released(self._attempt, self._seq - 1)
 
     async def republish(self) -> None:
         """Send again what no acknowledgement covers: the connection was broken."""

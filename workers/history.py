@@ -29,6 +29,8 @@ class History:
     ended: bool = False
     holder: str | None = None
     deaths: int = 0
+    latest: int = 0
+    """The last attempt, 0 for none; it is the holder's."""
 
     @property
     def next_seq(self) -> int:
@@ -39,19 +41,24 @@ class History:
 def read_history(frames: Sequence[tuple[int, Frame]], *, attempt: int | None = None) -> History:
     """Return the history that frames with their sequences in the log tell.
 
-    `attempt` is the reader's own claim, which is no part of the past.
+    `attempt` is the reader's own claim: the past is what earlier attempts did.
     """
-    past = [(stored, frame) for stored, frame in frames if _attempt(stored, frame) != attempt]
+    past = [
+        (stored, frame)
+        for stored, frame in frames
+        if attempt is None or _attempt(stored, frame) < attempt
+    ]
     begins = _begins(past)
-    holder = None
-    for _, frame in past:
-        if isinstance(frame, Started):
-            holder = frame.worker
+    holder, latest = None, 0
+    for stored, frame in past:
+        if isinstance(frame, Started) and _attempt(stored, frame) >= latest:
+            holder, latest = frame.worker, _attempt(stored, frame)
     return History(
         pieces=_pieces(past, begins),
         ended=any(_is_end(frame, begins) for _, frame in past),
         holder=holder,
         deaths=_deaths(past),
+        latest=latest,
     )
 
 

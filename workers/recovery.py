@@ -35,7 +35,6 @@ class Course(Enum):
     GO_ON = "go on after what was made"
     ANEW = "begin anew: nobody has seen anything"
     LOST = "neither: it would be wrong to go on, and something was seen"
-    ENDED = "nowhere: its end came into the log before our claim"
     DEADLY = "no more: it has killed as many workers as it may"
 
 
@@ -81,12 +80,16 @@ async def is_held(bus: Bus, worker: str, *, request: str, ack: str) -> bool:
     return answer == b"yes"
 
 
-async def recover(bus: Bus, envelope: Envelope, *, attempt: int) -> Recovery:
-    """Find out how a request goes on that this worker has claimed as `attempt`.
+async def past_of(bus: Bus, envelope: Envelope, *, attempt: int | None = None) -> History:
+    """Read what the log says of a request, before the reader's own claim if there is one.
 
     Raises BrokerAway and BrokerRefused.
     """
-    history = read_history(await read_log(bus, envelope.reply), attempt=attempt)
+    return read_history(await read_log(bus, envelope.reply), attempt=attempt)
+
+
+async def recover(bus: Bus, envelope: Envelope, history: History) -> Recovery:
+    """Find out how a request goes on that this worker has claimed."""
     shown = await _ask_shown(bus, envelope, have=history.next_seq)
     return course_of(envelope, history, shown)
 
@@ -119,9 +122,7 @@ def course_of(envelope: Envelope, history: History, shown: Shown | None) -> Reco
     if shown is not None and shown.next_seq > history.next_seq:
         made += shown.pieces
     seen = history.next_seq if shown is None else shown.next_seq
-    if history.ended:
-        course = Course.ENDED
-    elif history.deaths >= DEATHS_MAX:
+    if history.deaths >= DEATHS_MAX:
         course = Course.DEADLY
     elif span(made) >= seen and (not made or _can_go_on(envelope, made)):
         course = Course.GO_ON

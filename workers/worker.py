@@ -20,7 +20,7 @@ from schemas.wire import BadEnvelope, DeadLetter, Started, decode_envelope, enco
 from workers.cancels import Tombstones
 from workers.engine import Engine, EngineDied
 from workers.generation import AlreadyStarted, Generation, Lost
-from workers.history import History, read_history
+from workers.history import History
 from workers.intake import Intake, deliveries
 from workers.lease import Leases
 from workers.ownership import owned
@@ -29,9 +29,11 @@ from workers.recovery import (
     Course,
     Recovery,
     is_held,
+    past_of,
     read_log,
     recover,
 )
+from workers.release import Releases
 from workers.slots import Slots
 
 log = logging.getLogger(__name__)
@@ -64,6 +66,7 @@ class Worker:
         self._tombstones = Tombstones()
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = Slots(engine.slots)
+        self.releases = Releases(bus)
         self._beat_s = time.monotonic()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -194,6 +197,8 @@ class Worker:
             self._engine_died(error)
         except (BrokerAway, BrokerRefused, Lost) as error:
             log.warning("%s is left to be delivered again: %s", request, error)
+            if generation.attempt:
+                self.releases.owe(generation.envelope.reply, generation.released())
         except Exception:
             log.exception("%s failed here; it is left to be delivered again", request)
         finally:
@@ -254,7 +259,7 @@ class Worker:
     async def _run_again(self, generation: Generation) -> bool:
         """Run a request that was begun before, as `_run_claimed`."""
         envelope = generation.envelope
-        history = read_history(await read_log(self._bus, envelope.reply))
+        history = await past_of(self._bus, envelope)
         if history.ended:
             return True
         if await self._is_anothers(generation, history):
@@ -269,12 +274,17 @@ class Worker:
         """Claim a request that was begun before, and go on with it; as `_run_claimed`."""
         envelope = generation.envelope
         attempt = await generation.claim_again()
+        asked, history = history.latest, await past_of(self._bus, envelope, attempt=attempt)
+        if history.ended:
+            return True
+        if history.latest != asked and await self._is_anothers(generation, history):
+            # It was claimed by another while our own claim was on its way.
+            self.releases.owe(envelope.reply, generation.released())
+            return False
         if history.holder is not None:
             notice = msgspec.json.encode(LostNotice(envelope.request, attempt))
             await self._bus.publish(subjects.worker_loses(history.holder), notice)
-        recovery = await recover(self._bus, envelope, attempt=attempt)
-        if recovery.course is Course.ENDED:
-            return True
+        recovery = await recover(self._bus, envelope, history)
         await generation.resume(recovery.made, resume_at=recovery.resume_at)
         self.recovered += 1
         log.info(
@@ -344,12 +354,12 @@ class Worker:
         notice = msgspec.json.decode(message.data, type=LostNotice)
         generation = self._held.get(notice.request)
         if generation is not None and generation.attempt < notice.attempt:
-            await self._lose(generation)
+            self._lose(generation)
 
-    async def _lose(self, generation: Generation) -> None:
+    def _lose(self, generation: Generation) -> None:
         log.warning("%s: another worker runs it now; given up", generation.envelope.request)
         self._leases.release(generation.envelope.request)
-        await generation.lose()
+        generation.lose()
 
     def _stalled(self) -> bool:
         """Whether this process did not run for a while: others may have taken over since."""
@@ -371,7 +381,7 @@ class Worker:
         for generation in list(self._held.values()):
             with contextlib.suppress(BrokerAway, BrokerRefused):
                 if generation.attempt and await self._is_lost(generation):
-                    await self._lose(generation)
+                    self._lose(generation)
 
     async def _reconnected(self) -> None:
         await self._verify_held()

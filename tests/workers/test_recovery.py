@@ -70,8 +70,3 @@ def test_a_request_that_made_nothing_yet_just_runs() -> None:
 def test_three_deaths_are_enough() -> None:
     assert course_of(envelope(), History(deaths=2), None).course is Course.GO_ON
     assert course_of(envelope(), History(deaths=3), None).course is Course.DEADLY
-
-
-def test_a_request_whose_end_came_before_the_claim_goes_nowhere() -> None:
-    found = course_of(envelope(), History(pieces(0, 3), ended=True, deaths=3), Shown(3))
-    assert found.course is Course.ENDED
