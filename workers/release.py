@@ -20,14 +20,15 @@ OWED_MAX: Final = 4096
 class Releases:
     """What is still to be said; run `say_forever` as a task."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, *, owed_max: int = OWED_MAX) -> None:
         self._bus = bus
+        self._owed_max = owed_max
         self._owed: dict[int, tuple[str, Released]] = {}
         self._due = asyncio.Event()
 
     def owe(self, reply: str, frame: Released) -> None:
         """Have it said of an attempt, whose log is `reply`, that it has not died."""
-        if len(self._owed) >= OWED_MAX:
+        if len(self._owed) >= self._owed_max:
             del self._owed[next(iter(self._owed))]
         self._owed[frame.attempt] = (reply, frame)
         self._due.set()
