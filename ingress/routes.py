@@ -1,6 +1,7 @@
 """The API's routes: each composes the stations in their order."""
 
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -10,9 +11,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.answers import as_json, refused
-from ingress.admit import Ingress, Origin, deadline_of, parse
+from headrace.deadline import timeout_s_of
+from headrace.requests import peer_of
+from ingress.admit import Ingress, Origin, parse
 from ingress.cors import Cors
-from ingress.handoff import Answer, Handoff
+from ingress.handoff import Answer, Expected, Handoff
+from ingress.idempotency import Attach, Keys, keyed
 from schemas.errors import InternalError, InvalidRequest, Refusal, RequestTooLarge
 from schemas.subjects import new_request_id
 
@@ -29,6 +33,7 @@ class Generate:
         self._handoff = handoff
         self._cors = cors
         self._chat = chat
+        self._keys = Keys(ingress.bus)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         counts = self._ingress.counts
@@ -54,21 +59,53 @@ class Generate:
     async def _admit(
         self, scope: Scope, receive: Receive, request: str, headers: Mapping[str, str]
     ) -> Answer:
-        caller = self._ingress.gate.identify(scope["headers"])
-        deadline_s = deadline_of(Headers(scope=scope).get("x-request-timeout"))
+        gate = self._ingress.gate
+        caller = await gate.recognise(scope["headers"], peer=peer_of(scope))
+        timeout = Headers(scope=scope).get("x-request-timeout")
+        timeout_s = timeout_s_of(timeout, default_s=gate.policy(caller).deadline_s)
+        deadline_s = time.time() + timeout_s
         body = await read_body(Request(scope, receive))
         ask = parse(body, chat=self._chat)
-        expected = self._handoff.expect(
-            tenant=caller.tenant, request=request, deadline_s=deadline_s, keep=ask.keep
+        asked = keyed(
+            scope["headers"],
+            tenant=caller.tenant,
+            request=request,
+            deadline_s=deadline_s,
+            path=scope["path"],
+            body=body,
         )
-        try:
-            origin = Origin(caller, request, expected.streamer, deadline_s)
-            await self._ingress.admit(origin, ask, body_bytes=len(body))
-        except BaseException:
-            expected.drop()
-            raise
-        return expected.answer(
-            stream=bool(ask.stream), headers={"x-request-id": request, **headers}
+
+        async def begin() -> Expected:
+            expected = self._handoff.expect(
+                tenant=caller.tenant,
+                request=request,
+                deadline_s=deadline_s,
+                keep=ask.keep,
+                model=ask.model,
+            )
+            try:
+                origin = Origin(
+                    caller, request, expected.streamer, deadline_s, keep_answer=asked is not None
+                )
+                await self._ingress.admit(origin, ask, body_bytes=len(body))
+            except BaseException:
+                expected.drop()
+                raise
+            return expected
+
+        begun = await begin() if asked is None else await self._keys.once(asked, begin)
+        if isinstance(begun, Attach):
+            return await self._handoff.attach(
+                tenant=caller.tenant,
+                request=begun.request,
+                deadline_s=begun.deadline_s,
+                stream=bool(ask.stream),
+                headers={"x-request-id": begun.request, **headers},
+            )
+        return begun.answer(
+            stream=bool(ask.stream),
+            headers={"x-request-id": request, **headers},
+            lingers=asked is not None,
         )
 
 
@@ -98,7 +135,9 @@ def models(ingress: Ingress) -> Any:
     """Return the handler of `GET /v1/models`."""
 
     async def handle(request: Request) -> Response:
-        ingress.gate.identify(request.scope["headers"])
+        scope = request.scope
+        caller = await ingress.gate.recognise(scope["headers"], peer=peer_of(scope))
+        policy = ingress.gate.policy(caller)
         cards = [
             {
                 "id": card.name,
@@ -108,6 +147,7 @@ def models(ingress: Ingress) -> Any:
                 "max_model_len": card.max_model_len,
             }
             for card in ingress.catalogue.cards()
+            if policy.allows(card.name)
         ]
         return as_json(
             {"object": "list", "data": cards}, headers={"x-request-id": new_request_id()}

@@ -92,7 +92,7 @@ class Leases:
         asyncio.run(self._renew_forever())
 
     async def _renew_forever(self) -> None:
-        bus = await connect(self._settings, name=f"{self._name} leases")
+        bus = await connect(self._settings, name=f"{self._name} leases", quiet=True)
         try:
             while not self._stop.is_set():
                 await asyncio.sleep(RENEW_S)

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from headrace import topology
 from headrace.bus import Bus
 from schemas import subjects
+from schemas.admit import Caller
 from schemas.errors import BrokerUnavailable, NotFound
 from schemas.subjects import new_request_id
 from streamer.mailbox import Mailbox
@@ -15,8 +16,8 @@ from tests.servers import NatsServer
 
 
 async def _resume(bus: Bus, mailbox: Mailbox) -> None:
-    async def identify(headers: object) -> str:
-        return "t"
+    async def identify(headers: object, *, peer: str | None = None) -> Caller:
+        return Caller("t")
 
     scope = {
         "type": "http",
