@@ -1,8 +1,9 @@
 """A client that checks what it is told, and does what a careful client does when a node dies.
 
 A POST that was refused, or whose connection broke before its head came, is asked again at another
-node, as a new request. A stream that breaks is resumed at another node after its last event. The
-old connection stays open until the new one has its head: leaving would be a cancel.
+node: as the same request where it has an Idempotency-Key, as a new one otherwise. A stream that
+breaks is resumed at another node after its last event. The old connection stays open until the new
+one has its head: leaving would be a cancel.
 """
 
 import asyncio
@@ -160,9 +161,10 @@ class Client:
         Raises Cut where it was taken and its streamer cannot be reached, Ended where it failed.
         """
         url = next(self._posts) + order.path
+        headers = {} if order.key is None else {"Idempotency-Key": order.key}
         try:
             answer = await stack.enter_async_context(
-                exchange("POST", url, order.body, head_s=HEAD_S)
+                exchange("POST", url, order.body, headers=headers, head_s=HEAD_S)
             )
         except Cut:
             return None

@@ -24,6 +24,7 @@ class Tally:
         self.lost = 0
         self.repeated = 0
         self.wrong = 0
+        self.run_twice = 0
         self.resumed = 0
         self.asked_again = 0
         self.last_id = -1
@@ -37,6 +38,9 @@ class Tally:
 
     def accepted(self, request: str, *, now_s: float) -> None:
         """Note that a node has taken the request; the answer begins anew."""
+        if self.order.key is not None and self.requests and request not in self.requests:
+            self.run_twice += 1
+            self._surprise(f"one key, but {self.requests[-1]} and {request}")
         self.requests.append(request)
         self.last_id = -1
         self.tokens = 0
@@ -108,8 +112,8 @@ class Tally:
     @property
     def failed(self) -> bool:
         """Whether anything about it is not as it must be."""
-        broken = self.lost or self.repeated or self.wrong or self.error is not None
-        return bool(broken) or not self.answered
+        counts = (self.lost, self.repeated, self.wrong, self.run_twice)
+        return any(counts) or self.error is not None or not self.answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +181,7 @@ class Totals:
     lost: int = 0
     repeated: int = 0
     wrong: int = 0
+    run_twice: int = 0
     unanswered: int = 0
     errors: int = 0
     resumed: int = 0
@@ -195,6 +200,7 @@ def totals(tallies: Sequence[Tally]) -> Totals:
         lost=sum(tally.lost for tally in tallies),
         repeated=sum(tally.repeated for tally in tallies),
         wrong=sum(tally.wrong for tally in tallies),
+        run_twice=sum(tally.run_twice for tally in tallies),
         unanswered=sum(not tally.answered for tally in tallies),
         errors=sum(tally.error is not None for tally in tallies),
         resumed=sum(tally.resumed for tally in tallies),

@@ -67,6 +67,8 @@ class Order:
     """None for a story: what it says is learned."""
     stop_after: int
     """After so many events its client leaves, or cancels."""
+    key: str | None = None
+    """The Idempotency-Key that its client shows, however often it asks."""
 
 
 def expected_of(pieces: Sequence[bytes]) -> Expected:
@@ -104,7 +106,14 @@ def _in_manner(dice: random.Random, base: Order, name: str, manner: Manner) -> O
         # Who moves leaves the old node, perhaps before the new one is known to read it.
         body["on_disconnect"] = "continue"
     return Order(
-        name, manner, base.path, body, base.story, base.expected, stop_after=dice.randint(1, 20)
+        name,
+        manner,
+        base.path,
+        body,
+        base.story,
+        base.expected,
+        stop_after=dice.randint(1, 20),
+        key=dice.choice([None, f"chaos-{name}"]),
     )
 
 

@@ -36,6 +36,7 @@ def summary(run: Run) -> dict[str, Any]:
         "lost": found.lost,
         "repeated": found.repeated,
         "wrong": found.wrong,
+        "run_twice": found.run_twice,
         "unanswered": found.unanswered,
         "errors": found.errors,
         "resumed": found.resumed,
@@ -67,6 +68,7 @@ def text(run: Run) -> str:
     lines += [_FORM.format(f"  {name}", count) for name, count in figures["by_manner"].items()]
     for name in ("tokens", "lost", "repeated", "wrong"):
         lines.append(_FORM.format(name, figures[name]))
+    lines.append(_FORM.format("run twice for one key", figures["run_twice"]))
     lines.append(_FORM.format("without an answer", figures["unanswered"]))
     lines.append(_FORM.format("answered by an error", figures["errors"]))
     lines.append(_FORM.format("resumed by their clients", figures["resumed"]))

@@ -94,6 +94,18 @@ def test_a_request_that_is_asked_again_begins_anew() -> None:
     assert tally.tokens == 4
 
 
+def test_two_requests_for_one_key_are_a_fault_and_one_that_is_attached_to_is_not() -> None:
+    order = Order("0.0", Manner.READ, CHAT, {}, None, None, stop_after=0, key="k")
+    attached, twice = (Tally(order, expected_of(PIECES), now_s=100.0) for _ in range(2))
+    for tally, again in ((attached, "req_1"), (twice, "req_2")):
+        tally.accepted("req_1", now_s=100.0)
+        tally.accepted(again, now_s=100.0)
+        _hear(tally, (0, "a "), (1, "b "), (2, "c "), (3, "d "))
+        tally.end(now_s=101.0)
+    assert not attached.failed
+    assert twice.failed
+
+
 def test_a_whole_answer_is_compared_as_one_text() -> None:
     right, wrong = _tally(Manner.WHOLE), _tally(Manner.WHOLE)
     right.whole("a b c d ", now_s=101.0)
