@@ -32,14 +32,22 @@ async def attach(
             reply.model = queued.subject.model
             reply.deadline_s = queued.expires_s or reply.deadline_s
         elif not reply.reply.started:
-            frames = await kept(bus, tenant=tenant, request=request)
-            if frames is None:
-                raise _unknown(request)
-            reply.give(frames)
+            await _find_ended(bus, reply)
     except BaseException:
         await mailbox.detach(reply)
         raise
     return reply
+
+
+async def _find_ended(bus: Bus, reply: OpenReply) -> None:
+    """Find what is neither queued nor was in the log. Raises as `attach`."""
+    await reply.load()  # it may have begun and ended between the two looks
+    if reply.reply.started:
+        return
+    frames = await kept(bus, tenant=reply.tenant, request=reply.request)
+    if frames is None:
+        raise _unknown(reply.request)
+    reply.give(frames)
 
 
 async def _queued(bus: Bus, tenant: str, request: str) -> Queued | None:

@@ -179,8 +179,13 @@ class OpenReply:
                 self._waiter = None
 
     async def load(self) -> None:
-        """Read what the log holds already, before anybody waits for it."""
+        """Read what the log holds already, before anybody waits for it.
+
+        Raises BrokerAway: a log that cannot be read is not an empty one.
+        """
         await self._read_log()
+        if self._log_failed:
+            raise BrokerAway(f"the log of {self.request} cannot be read")
 
     def came_late(self, *, now_s: float) -> None:
         """Have the log read again in a moment: its last frame may have been told to others before

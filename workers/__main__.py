@@ -124,6 +124,7 @@ async def _serve(
             tasks.start("consumers", worker.intake.mend())
             tasks.start("heartbeat", worker.beat_forever())
             tasks.start("orphans", orphans.watch())
+            tasks.start("releases", worker.releases.say_forever())
             tasks.start("card", registry.keep_alive(bus, card, source.files))
             tasks.start("engine", worker.watch_engine())
             settle_memory()

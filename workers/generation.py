@@ -42,6 +42,8 @@ CHECKPOINT_S: Final = 2.0
 """The age of a checkpoint after which what it did not prove is sent again."""
 PATIENCE_S: Final = 60.0
 """How long after its deadline a request's end is worth storing."""
+CLAIM_TIMEOUT_S: Final = 30.0
+"""Longer than brokers pause: a claim that is stored after all, unknown to us, counts as a death."""
 _FRAME_BYTES: Final = 4096  # what a frame holds besides its pieces, and the protocol's own lines
 _WRONG_LAST_SEQUENCE: Final = 10071
 
@@ -141,7 +143,9 @@ class Generation:
 
     async def _claim(self, *, resume_at: int | None, headers: dict[str, str] | None) -> None:
         frame = Started(0, self._worker, resume_at, self.envelope.shape)
-        ack = await self._bus.store(self.envelope.reply, encode_frame(frame), headers=headers)
+        ack = await self._bus.store(
+            self.envelope.reply, encode_frame(frame), headers=headers, timeout_s=CLAIM_TIMEOUT_S
+        )
         self._attempt = ack.seq
 
     async def resume(self, made: Sequence[Piece], *, resume_at: int) -> None:
@@ -256,8 +260,11 @@ class Generation:
         """Say that the attempt ends through no fault of the request. Raises BrokerAway."""
         if self._attempt:
             await self.republish()
-            frame = Released(self._attempt, self._seq - 1)
-            await self._bus.publish(self.envelope.reply, encode_frame(frame))
+            await self._bus.publish(self.envelope.reply, encode_frame(self.released()))
+
+    def released(self) -> Released:
+        """Return the frame that says so, of a claimed request."""
+        return Released(self._attempt, self._seq - 1)
 
     async def republish(self) -> None:
         """Send again what no acknowledgement covers: the connection was broken."""

@@ -39,6 +39,8 @@ class History:
     pieces: tuple[Piece, ...] = ()
     holder: str | None = None
     deaths: int = 0
+    latest: int = 0
+    """The last attempt, 0 for none; it is the holder's."""
     shape: Shape | None = None
     end: Finished | Failed | None = None
 
@@ -56,20 +58,25 @@ class History:
 def read_history(frames: Sequence[tuple[int, Frame]], *, attempt: int | None = None) -> History:
     """Return the history that frames with their sequences in the log tell.
 
-    `attempt` is the reader's own claim, which is no part of the past.
+    `attempt` is the reader's own claim: the past is what earlier attempts did.
     """
-    past = [(stored, frame) for stored, frame in frames if attempt_of(stored, frame) != attempt]
+    past = [
+        (stored, frame)
+        for stored, frame in frames
+        if attempt is None or attempt_of(stored, frame) < attempt
+    ]
     begins = _begins(past)
-    holder, shape, end = None, None, None
-    for _, frame in past:
-        if isinstance(frame, Started):
-            holder, shape = frame.worker, frame.shape
+    holder, shape, end, latest = None, None, None, 0
+    for stored, frame in past:
+        if isinstance(frame, Started) and attempt_of(stored, frame) >= latest:
+            holder, shape, latest = frame.worker, frame.shape, attempt_of(stored, frame)
         elif isinstance(frame, Finished | Failed) and not _is_fenced(frame, begins):
             end = frame
     return History(
         pieces=_pieces(past, begins),
         holder=holder,
         deaths=list(fates(past).values()).count(Fate.DIED),
+        latest=latest,
         shape=shape,
         end=end,
     )

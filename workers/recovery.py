@@ -98,12 +98,16 @@ async def is_held(bus: Bus, worker: str, *, request: str, ack: str, heard_s: flo
         await asyncio.sleep(ASK_AGAIN_S)
 
 
-async def recover(bus: Bus, envelope: Envelope, *, attempt: int) -> Recovery:
-    """Find out how a request goes on that this worker has claimed as `attempt`.
+async def past_of(bus: Bus, envelope: Envelope, *, attempt: int | None = None) -> History:
+    """Read what the log says of a request, before the reader's own claim if there is one.
 
     Raises BrokerAway and BrokerRefused.
     """
-    history = read_history(await read_log(bus, envelope.reply), attempt=attempt)
+    return read_history(await read_log(bus, envelope.reply), attempt=attempt)
+
+
+async def recover(bus: Bus, envelope: Envelope, history: History) -> Recovery:
+    """Find out how a request goes on that this worker has claimed."""
     shown = await ask_shown(bus, envelope, have=history.next_seq)
     return course_of(envelope, history, shown)
 
@@ -124,6 +128,12 @@ async def ask_shown(bus: Bus, envelope: Envelope, *, have: int) -> Shown | None:
         return None
     # `attempt` carries how far the client has seen: the frame is no part of any attempt.
     return Shown(frame.attempt, frame.pieces)
+
+
+async def was_seen(bus: Bus, envelope: Envelope) -> bool:
+    """Ask whether a client has seen tokens that the log does not hold any more."""
+    shown = await ask_shown(bus, envelope, have=0)
+    return shown is not None and shown.next_seq > 0
 
 
 def course_of(envelope: Envelope, history: History, shown: Shown | None) -> Recovery:

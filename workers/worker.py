@@ -17,12 +17,13 @@ from schemas import subjects
 from schemas.life import State
 from schemas.model import ModelCard, WorkerEntry
 from schemas.subjects import HoldsQuestion, LostNotice, RequestSubject
-from schemas.wire import BadEnvelope, Envelope, Started, decode_envelope
+from schemas.wire import BadEnvelope, Envelope, decode_envelope
 from workers.burial import bury
 from workers.cancels import Tombstones
+from workers.doubt import is_replaced, may_be_replaced
 from workers.engine import Engine, EngineDied
 from workers.generation import AlreadyStarted, Generation, Lost
-from workers.history import History, read_history
+from workers.history import History
 from workers.intake import Intake
 from workers.keeping import keep_answer
 from workers.lease import Leases
@@ -31,11 +32,12 @@ from workers.recovery import (
     SUSPECT_DEATHS,
     Course,
     Recovery,
-    ask_shown,
     is_held,
-    read_log,
+    past_of,
     recover,
+    was_seen,
 )
+from workers.release import Releases
 from workers.slots import Slots
 
 log = logging.getLogger(__name__)
@@ -68,6 +70,7 @@ class Worker:
         self._tombstones = Tombstones()
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = Slots(engine.slots)
+        self.releases = Releases(bus)
         self._beat_s = time.monotonic()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -175,8 +178,7 @@ class Worker:
     async def _deliver(self, subject: RequestSubject, message: Message) -> None:
         held = self._held.get(subject.request)
         if held is not None:
-            # Our own, delivered again after an outage: go on under the new ack subject.
-            self._adopt(held, message.reply)
+            self._adopt(held, message.reply)  # our own, delivered again after an outage
             return
         try:
             envelope = decode_envelope(message.data)
@@ -213,19 +215,23 @@ class Worker:
             self._engine_died(error)
         except (BrokerAway, BrokerRefused, Lost) as error:
             log.warning("%s is left to be delivered again: %s", request, error)
+            if generation.attempt:
+                self.releases.owe(generation.envelope.reply, generation.released())
         except Exception:
             log.exception("%s failed here; it is left to be delivered again", request)
         finally:
+            doubtful = self._leases.lapsed(request)
             deadline.cancel()
             self._release(generation)
-        if done and not (self._stalled() and await self._is_lost(generation)):
-            with contextlib.suppress(BrokerAway):  # delivered again, it is found ended in the log
-                if generation.usage is not None:
-                    used = settlement_of(generation.envelope, generation.usage)
-                    await settle(self._bus, used)
-                if generation.envelope.keep_answer:
-                    await keep_answer(self._bus, generation.envelope)
-                await self._bus.publish(generation.ack, ACK)
+        if not done or (doubtful and await may_be_replaced(self._bus, generation)):
+            return
+        with contextlib.suppress(BrokerAway):  # delivered again, it is found ended in the log
+            if generation.usage is not None:
+                used = settlement_of(generation.envelope, generation.usage)
+                await settle(self._bus, used)
+            if generation.envelope.keep_answer:
+                await keep_answer(self._bus, generation.envelope)
+            await self._bus.publish(generation.ack, ACK)
 
     def _engine_died(self, error: EngineDied) -> None:
         if not self.dead.done():
@@ -259,15 +265,10 @@ class Worker:
             if not isinstance(error, AlreadyStarted):
                 raise
             return await self._run_again(generation)
-        if not generation.first and await self._was_seen(generation.envelope):
+        if not generation.first and await was_seen(self._bus, generation.envelope):
             await generation.fail("worker_lost", "What was made of this request is lost.")
             return True
         return await self._run_to_end(generation)
-
-    async def _was_seen(self, envelope: Envelope) -> bool:
-        """Ask whether a client has seen tokens that the log does not hold any more."""
-        shown = await ask_shown(self._bus, envelope, have=0)
-        return shown is not None and shown.next_seq > 0
 
     async def _run_to_end(self, generation: Generation) -> bool:
         if self._is_cancelled(generation):
@@ -278,13 +279,13 @@ class Worker:
     async def _run_again(self, generation: Generation) -> bool:
         """Run a request that was begun before, as `_run_claimed`."""
         envelope = generation.envelope
-        history = read_history(await read_log(self._bus, envelope.reply))
+        history = await past_of(self._bus, envelope)
         if history.ended:
             return True
         if await self._is_anothers(generation, history):
             return False
         # Its holder may have ended it, and so hold it no more, since the log was read.
-        if read_history(await read_log(self._bus, envelope.reply)).ended:
+        if (await past_of(self._bus, envelope)).ended:
             return True
         if history.deaths < SUSPECT_DEATHS:
             return await self._take_over(generation, history)
@@ -296,10 +297,15 @@ class Worker:
         """Claim a request that was begun before, and go on with it; as `_run_claimed`."""
         envelope = generation.envelope
         attempt = await generation.claim_again()
+        asked, history = history.latest, await past_of(self._bus, envelope, attempt=attempt)
+        overtaken = history.latest != asked and not history.ended
+        if overtaken and await self._is_anothers(generation, history):
+            self.releases.owe(envelope.reply, generation.released())
+            return False
         if history.holder is not None:
             notice = msgspec.json.encode(LostNotice(envelope.request, attempt))
             await self._bus.publish(subjects.worker_loses(history.holder), notice)
-        recovery = await recover(self._bus, envelope, attempt=attempt)
+        recovery = await recover(self._bus, envelope, history)
         if recovery.course is Course.ENDED:
             return True
         await generation.resume(recovery.made, resume_at=recovery.resume_at)
@@ -384,21 +390,12 @@ class Worker:
         """Whether this process did not run for a while: others may have taken over since."""
         return time.monotonic() - self._beat_s > STALL_S
 
-    async def _is_lost(self, generation: Generation) -> bool:
-        """Look in the log whether a later attempt has begun."""
-        try:
-            frames = await read_log(self._bus, generation.envelope.reply)
-        except (BrokerAway, BrokerRefused):
-            return False
-        return any(
-            isinstance(frame, Started) and (frame.attempt or stored) > generation.attempt
-            for stored, frame in frames
-        )
-
     async def _verify_held(self) -> None:
+        """Give up what others have taken over, as far as the log can be read."""
         for generation in list(self._held.values()):
-            if generation.attempt and await self._is_lost(generation):
-                self._lose(generation)
+            with contextlib.suppress(BrokerAway, BrokerRefused):
+                if generation.attempt and await is_replaced(self._bus, generation):
+                    self._lose(generation)
 
     async def _reconnected(self) -> None:
         await self._verify_held()
