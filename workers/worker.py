@@ -12,7 +12,6 @@ import msgspec
 from headrace import registry, topology
 from headrace.bus import BrokerAway, BrokerRefused, Bus, Message
 from headrace.registry import Registry
-from headrace.settle import settle, settlement_of
 from schemas import subjects
 from schemas.life import State
 from schemas.model import ModelCard, WorkerEntry
@@ -25,7 +24,7 @@ from workers.engine import Engine, EngineDied
 from workers.generation import AlreadyStarted, Generation, Lost
 from workers.history import History
 from workers.intake import Intake
-from workers.keeping import keep_answer
+from workers.keeping import conclude
 from workers.lease import Leases
 from workers.ownership import owned
 from workers.recovery import (
@@ -226,11 +225,7 @@ class Worker:
         if not done or (doubtful and await may_be_replaced(self._bus, generation)):
             return
         with contextlib.suppress(BrokerAway):  # delivered again, it is found ended in the log
-            if generation.usage is not None:
-                used = settlement_of(generation.envelope, generation.usage)
-                await settle(self._bus, used)
-            if generation.envelope.keep_answer:
-                await keep_answer(self._bus, generation.envelope)
+            await conclude(self._bus, generation.envelope, generation.usage)
             await self._bus.publish(generation.ack, ACK)
 
     def _engine_died(self, error: EngineDied) -> None:
