@@ -63,11 +63,14 @@ class Ingress:
         self.draining = False
         self._threads = threads
 
-    async def admit(self, origin: Origin, ask: Ask, *, body_bytes: int) -> None:
-        """Put an authenticated request into the queue. Raises a Refusal.
+    async def admit(
+        self, origin: Origin, ask: Ask, *, body_bytes: int, response: bytes | None = None
+    ) -> Envelope:
+        """Put an authenticated request into the queue; return its envelope. Raises a Refusal.
 
         Whoever reads the reply must expect it before the call. `body_bytes` is the size of what
-        `ask` was read from.
+        `ask` was read from. `response` makes the answer a Responses object: the members of it that
+        repeat the request, as JSON.
         """
         state = step(State.RECEIVED, State.AUTHENTICATED)
         if self.draining:
@@ -81,10 +84,11 @@ class Ingress:
         cost = _cost(model, ask, len(tokens))
         state = step(state, State.COSTED)
         state = step(state, State.RESERVED)
-        envelope = _envelope(origin, ask, cost, tokens)
+        envelope = _envelope(origin, ask, cost, tokens, response)
         state = step(state, State.QUEUED)
         await dispatch(self.bus, _subject(origin, model, ask, tokens), envelope)
         step(state, State.PUBLISHED)
+        return envelope
 
     async def _tokens(self, model: Model, ask: Ask, body_bytes: int) -> list[int]:
         """Render and tokenise, in a thread where that takes long: the others must not wait.
@@ -146,7 +150,9 @@ def _subject(origin: Origin, model: Model, ask: Ask, tokens: Sequence[int]) -> R
     return RequestSubject("online", model.card.name, partition, tenant, origin.request)
 
 
-def _envelope(origin: Origin, ask: Ask, cost: Cost, tokens: Sequence[int]) -> Envelope:
+def _envelope(
+    origin: Origin, ask: Ask, cost: Cost, tokens: Sequence[int], response: bytes | None
+) -> Envelope:
     tenant = origin.caller.tenant
     options = ask.stream_options
     return Envelope(
@@ -157,7 +163,7 @@ def _envelope(origin: Origin, ask: Ask, cost: Cost, tokens: Sequence[int]) -> En
         prompt=pack_tokens(tokens),
         sampling=_sampling(ask, cost),
         shape=Shape(
-            endpoint="chat" if isinstance(ask, ChatRequest) else "completion",
+            endpoint=_endpoint(ask, response),
             model=ask.model,
             created_s=int(time.time()),
             include_usage=bool(options and options.include_usage),
@@ -165,11 +171,18 @@ def _envelope(origin: Origin, ask: Ask, cost: Cost, tokens: Sequence[int]) -> En
             logprobs=ask.alternatives is not None,
             keep=ask.keep,
             event_ids=not (options and options.include_event_ids is False),
+            response=response or b"",
         ),
         deadline_s=origin.deadline_s,
         cache_salt=tenant,
         sim=ask.sim,
     )
+
+
+def _endpoint(ask: Ask, response: bytes | None) -> str:
+    if response is not None:
+        return "response"
+    return "chat" if isinstance(ask, ChatRequest) else "completion"
 
 
 def _sampling(ask: Ask, cost: Cost) -> Sampling:

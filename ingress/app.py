@@ -11,6 +11,7 @@ from headrace.answers import EXCEPTION_HANDLERS
 from ingress.admit import Ingress
 from ingress.cors import Cors
 from ingress.handoff import Handoff
+from ingress.respond import Respond
 from ingress.routes import Generate, models
 
 
@@ -28,6 +29,7 @@ class Application:
         self._generate = {
             "/v1/chat/completions": Generate(ingress, handoff, cors, chat=True),
             "/v1/completions": Generate(ingress, handoff, cors, chat=False),
+            "/v1/responses": Respond(ingress, handoff, cors),
         }
         self._rest = Starlette(
             routes=[

@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from schemas.errors import InvalidRequest, Refusal, refusal_of
+from schemas.reply import Broken, Complete, Event, Shown
 from streamer.chunks import Chunks
-from streamer.reply import Broken, Complete, Event, Shown
 
 ID_CHARACTERS_MAX: Final = 256
 _REASON_BYTES_MAX: Final = 123  # RFC 6455, section 5.5: 125 bytes with the code

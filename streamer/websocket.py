@@ -24,6 +24,7 @@ from schemas.errors import (
     RequestCancelled,
     TooManyRequests,
 )
+from schemas.reply import Broken, Complete, Event
 from schemas.subjects import new_request_id
 from streamer import messages
 from streamer.admission import Admission
@@ -32,7 +33,6 @@ from streamer.chunks import Chunks
 from streamer.eager import start
 from streamer.mailbox import Mailbox
 from streamer.messages import Auth, Begin, Cancel, Close, MessageLines, Unclear
-from streamer.reply import Broken, Complete, Event
 
 log = logging.getLogger(__name__)
 
