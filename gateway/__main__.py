@@ -85,7 +85,7 @@ async def _serve(
     routes = [*client_routes(bus, mailbox, desk), *operator_routes]
     cors = Cors(settings.cors_origins, keyless=gate.keyless)
     serving = await serve(
-        Application(ingress, Inline(mailbox), cors, routes),
+        Application(ingress, Inline(bus, mailbox), cors, routes),
         host=settings.host,
         port=settings.port,
         websocket=WebSocketDoor(sockets, ping_s=settings.websocket_ping_s),

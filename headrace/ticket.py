@@ -26,7 +26,11 @@ _WRONG_LAST_SEQUENCE: Final = 10071
 
 
 class Ticket(msgspec.Struct, frozen=True, array_like=True):
-    """The right to read one reply: where, whose, until when (epoch seconds), and in what form."""
+    """The right to read one reply: where, whose, until when (epoch seconds), and in what form.
+
+    `attach` is empty for the client that came with the request. A further reader's ticket has a
+    name of its own there, since each is good once. `lingers` says that the client may come back.
+    """
 
     streamer: str
     tenant: str
@@ -35,6 +39,8 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     expires_s: float
     stream: bool
     keep: bool = False
+    attach: str = ""
+    lingers: bool = False
 
 
 class Tickets:

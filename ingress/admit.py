@@ -34,12 +34,16 @@ Ask = ChatRequest | CompletionRequest
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a request comes from and its reply goes: caller, id, streamer, deadline (epoch s)."""
+    """Where a request comes from and its reply goes: caller, id, streamer, deadline (epoch s).
+
+    `keep_answer`: the finished answer is kept for 24 hours.
+    """
 
     caller: Caller
     request: str
     streamer: str
     deadline_s: float
+    keep_answer: bool = False
 
 
 @dataclass(slots=True)
@@ -176,6 +180,7 @@ def _envelope(
         deadline_s=origin.deadline_s,
         cache_salt=tenant,
         sim=ask.sim,
+        keep_answer=origin.keep_answer,
     )
 
 

@@ -26,8 +26,11 @@ class Expected(Protocol):
         """The streamer's name, as in the reply's subject."""
         ...
 
-    def answer(self, *, stream: bool, headers: Mapping[str, str]) -> Answer:
-        """Return the client's answer, after the request was accepted."""
+    def answer(self, *, stream: bool, headers: Mapping[str, str], lingers: bool = False) -> Answer:
+        """Return the client's answer, after the request was accepted.
+
+        `lingers`: the client may come back in a moment when it leaves.
+        """
         ...
 
     def drop(self) -> None:
@@ -42,5 +45,14 @@ class Handoff(Protocol):
         """Have a streamer expect the reply. Raises a Refusal when none can.
 
         `keep`: the request runs on when its last reader leaves.
+        """
+        ...
+
+    async def attach(
+        self, *, tenant: str, request: str, stream: bool, headers: Mapping[str, str]
+    ) -> Answer:
+        """Return the answer of a further reader of a reply, from its beginning on.
+
+        It may be on any streamer. Raises a Refusal.
         """
         ...

@@ -12,7 +12,8 @@ from starlette.types import Receive, Scope, Send
 from headrace.answers import as_json, refused
 from ingress.admit import Ingress, Origin, deadline_of, parse
 from ingress.cors import Cors
-from ingress.handoff import Answer, Handoff
+from ingress.handoff import Answer, Expected, Handoff
+from ingress.idempotency import Attach, Keys, keyed
 from schemas.errors import InternalError, InvalidRequest, Refusal, RequestTooLarge
 from schemas.subjects import new_request_id
 
@@ -29,6 +30,7 @@ class Generate:
         self._handoff = handoff
         self._cors = cors
         self._chat = chat
+        self._keys = Keys(ingress.bus)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         counts = self._ingress.counts
@@ -58,17 +60,36 @@ class Generate:
         deadline_s = deadline_of(Headers(scope=scope).get("x-request-timeout"))
         body = await read_body(Request(scope, receive))
         ask = parse(body, chat=self._chat)
-        expected = self._handoff.expect(
-            tenant=caller.tenant, request=request, deadline_s=deadline_s, keep=ask.keep
+        asked = keyed(
+            scope["headers"], tenant=caller.tenant, request=request, path=scope["path"], body=body
         )
-        try:
-            origin = Origin(caller, request, expected.streamer, deadline_s)
-            await self._ingress.admit(origin, ask, body_bytes=len(body))
-        except BaseException:
-            expected.drop()
-            raise
-        return expected.answer(
-            stream=bool(ask.stream), headers={"x-request-id": request, **headers}
+
+        async def begin() -> Expected:
+            expected = self._handoff.expect(
+                tenant=caller.tenant, request=request, deadline_s=deadline_s, keep=ask.keep
+            )
+            try:
+                origin = Origin(
+                    caller, request, expected.streamer, deadline_s, keep_answer=asked is not None
+                )
+                await self._ingress.admit(origin, ask, body_bytes=len(body))
+            except BaseException:
+                expected.drop()
+                raise
+            return expected
+
+        begun = await begin() if asked is None else await self._keys.once(asked, begin)
+        if isinstance(begun, Attach):
+            return await self._handoff.attach(
+                tenant=caller.tenant,
+                request=begun.request,
+                stream=bool(ask.stream),
+                headers={"x-request-id": begun.request, **headers},
+            )
+        return begun.answer(
+            stream=bool(ask.stream),
+            headers={"x-request-id": request, **headers},
+            lingers=asked is not None,
         )
 
 

@@ -92,6 +92,14 @@ class MethodNotAllowed(Refusal):
     code = "method_not_allowed"
 
 
+class IdempotencyConflict(Refusal):
+    """The Idempotency-Key belongs to a request with another body."""
+
+    status = 409
+    type = "idempotency_error"
+    code = "idempotency_conflict"
+
+
 class Gone(Refusal):
     """What was here is not any more."""
 

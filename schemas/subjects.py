@@ -151,6 +151,21 @@ def readers_of(*, tenant: str, request: str) -> str:
     return f"readers.{escape(tenant)}.{request}"
 
 
+def answer_key(*, tenant: str, request: str) -> str:
+    """Return the subject in `responses` of a kept answer; its further parts stand below it."""
+    return f"$KV.{RESPONSES}.answer.{escape(tenant)}.{request}"
+
+
+def claim_key(*, tenant: str, digest: str) -> str:
+    """Return the subject in `responses` of a claim; `digest` is that of its Idempotency-Key."""
+    return f"$KV.{RESPONSES}.claim.{escape(tenant)}.{digest}"
+
+
+def claimant_of(*, tenant: str, request: str) -> str:
+    """Return the subject on which an ingress says that it is admitting a request."""
+    return f"claimants.{escape(tenant)}.{request}"
+
+
 def requests_of(
     *, model: str | None = None, tenant: str | None = None, request: str | None = None
 ) -> str:
@@ -196,6 +211,11 @@ def worker_holds(worker: str) -> str:
 def streamer_alive(streamer: str) -> str:
     """Return the subject on which a streamer answers as long as it lives."""
     return f"streamers.{escape(streamer)}.alive"
+
+
+def streamer_reads(streamer: str) -> str:
+    """Return the subject on which a streamer says whether a client of its own reads a reply."""
+    return f"streamers.{escape(streamer)}.reads"
 
 
 def worker_loses(worker: str) -> str:

@@ -292,6 +292,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     deadline_s: float  # seconds since the epoch
     cache_salt: str | None = None
     sim: SimHook | None = None
+    keep_answer: bool = False  # the frames go to `responses` once the reply has ended
 
     @property
     def tokens(self) -> list[int]:

@@ -86,6 +86,7 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
     mailbox.unexpected = lambda message: desk.unexpected(
         message.subject, message.data, now_s=time.time()
     )
+    mailbox.awaited = desk.awaits
     draining = False
 
     def readiness() -> Readiness:

@@ -6,8 +6,9 @@ what was dropped is read again from REPLIES once the reader has caught up with t
 
 import asyncio
 import logging
+import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 from headrace import journal
@@ -24,6 +25,7 @@ RECENT_FRAMES: Final = 48  # more than a checkpoint's interval: the log may lack
 QUIET_READ_S: Final = 15.0
 COMMENT_S: Final = 14.0
 HOLE_READ_S: Final = 0.25
+LATE_READ_S: Final = 0.25
 HOLE_S_MAX: Final = 10.0
 STALLED_S_MAX: Final = 60.0
 DEADLINE_GRACE_S: Final = 1.0
@@ -54,6 +56,8 @@ class OpenReply:
         self.comment_due = False
         self.opening_due = False
         self.tokens = 0
+        self.heard_on: str | None = None  # the subject of its frames, which names its streamer
+        self.lingers = False  # whether its client may come back in a moment
         self._bus = bus
         self._kept = keep
         self._bytes_max = buffer_bytes_max
@@ -64,6 +68,7 @@ class OpenReply:
         self._log_due = False
         self._log_failed = False
         self._log_seq = 0
+        self._given: deque[bytes] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._heard_s = now_s
         self._sent_s = now_s
@@ -76,7 +81,9 @@ class OpenReply:
 
     @property
     def kept(self) -> bool:
-        """Whether the request runs on when its last reader leaves."""
+        """Whether nothing is to be ended when the last reader leaves."""
+        if self._given is not None:
+            return True
         shape = self.reply.shape
         return self._kept if shape is None else shape.keep
 
@@ -164,8 +171,22 @@ class OpenReply:
         """Read what the log holds already, before anybody waits for it."""
         await self._read_log()
 
+    def came_late(self, *, now_s: float) -> None:
+        """Have the log read again in a moment: its last frame may have been told to others before
+        we listened, and stored after we read."""
+        self._heard_s = now_s - QUIET_READ_S + LATE_READ_S
+
+    def give(self, frames: Iterable[bytes]) -> None:
+        """Take the frames of an ended reply in place of its log, which is no more there."""
+        self._given = deque(frames)
+        self.deadline_s = math.inf
+        self.look_at_log()
+
     async def _read_log(self) -> None:
         self._log_due = self._behind = self._log_failed = False
+        if self._given is not None:
+            self._take_given(self._given)
+            return
         try:
             entries, more = await journal.read_page(
                 self._bus,
@@ -180,9 +201,15 @@ class OpenReply:
             return
         for entry in entries:
             self._keep(self._read(entry.data, stored_seq=entry.seq), len(entry.data))
-            self._log_seq = entry.seq
+            self._log_seq, self.heard_on = entry.seq, entry.subject
         self._behind |= more  # the rest is read once this has been: a reply may be long
         self._note_opening()
+
+    def _take_given(self, frames: deque[bytes]) -> None:
+        while frames and self._pending_bytes <= self._bytes_max:
+            data = frames.popleft()
+            self._keep(self._read(data, stored_seq=None), len(data))
+        self._behind = bool(frames)
 
     def shown(self, have: int) -> Tokens:
         """Return the pieces from seq `have` on that the client has or will be given, as far as

@@ -19,12 +19,15 @@ from schemas import subjects
 from schemas.errors import StreamInterrupted
 from schemas.subjects import ReplySubject, ShownQuestion
 from schemas.wire import encode_frame
+from streamer import readers
 from streamer.buffer import BUFFER_BYTES_MAX, OpenReply
 
 log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.25
-READERS_S: Final = 0.2
+LINGER_S: Final = 0.6
+"""How long a client with an Idempotency-Key may take to come back. A slot must be free within a
+second of its client's leaving; OpenAI's SDKs try again after 0.4 to 0.5 s."""
 
 
 class Mailbox:
@@ -38,6 +41,7 @@ class Mailbox:
         self._open: dict[str, OpenReply] = {}
         self._attached: dict[OpenReply, list[Subscription]] = {}
         self.unexpected: Callable[[Message], None] = lambda message: None
+        self.awaited: Callable[[str], bool] = lambda request: False
         self._empty = asyncio.Event()
 
     @property
@@ -52,6 +56,7 @@ class Mailbox:
         """Begin to listen. Raises BrokerAway."""
         await self._bus.listen(subjects.replies_of(self.streamer), self._message)
         await self._bus.subscribe(subjects.streamer_shown(self.streamer), self._shown)
+        await self._bus.subscribe(subjects.streamer_reads(self.streamer), self._reads)
         self._bus.on_reconnect(self._reconnected)
 
     def _message(self, message: Message) -> None:
@@ -67,6 +72,12 @@ class Mailbox:
         reply = self._open.get(question.request)
         answer = b"" if reply is None else encode_frame(reply.shown(question.have))
         await self._bus.publish(message.reply, answer)
+
+    async def _reads(self, message: Message) -> None:
+        """Tell another streamer whether the client that came with a request is here, or will be."""
+        request = message.data.decode()
+        here = request in self._open or self.awaited(request)
+        await self._bus.publish(message.reply, readers.HERE if here else b"")
 
     async def _reconnected(self) -> None:
         for reply in self._all():
@@ -111,10 +122,11 @@ class Mailbox:
         )
 
         async def frame(message: Message) -> None:
+            reply.heard_on = message.subject
             reply.frame(message.data)
 
         async def here(message: Message) -> None:
-            await self._bus.publish(message.reply, b"here")
+            await self._bus.publish(message.reply, readers.HERE)
 
         self._attached[reply] = [
             await self._bus.subscribe(reply.log_subject, frame),
@@ -143,28 +155,42 @@ class Mailbox:
     async def finish(self, reply: OpenReply) -> None:
         """Forget a reply; cancel its request if its last reader left, or was refused, before the
         end."""
-        if reply in self._attached:
+        attached = reply in self._attached
+        if attached:
             await self.detach(reply)
         else:
             self.close(reply)
         if reply.reply.ended or isinstance(reply.refusal, StreamInterrupted):
             return
-        if reply.left and (reply.kept or await self._is_read(reply)):
+        if reply.left and (reply.kept or await self._is_read(reply, attached=attached)):
             return
+        if reply.left and reply.lingers:
+            await asyncio.sleep(LINGER_S)
+            if await self._is_read(reply, attached=attached):
+                return
         try:
             await cancel(self._bus, tenant=reply.tenant, request=reply.request)
         except (BrokerAway, BrokerRefused) as error:
             # The request's time to live in the queue, and its deadline, end it all the same.
             log.warning("%s could not be cancelled: %s", reply.request, error)
 
-    async def _is_read(self, reply: OpenReply) -> bool:
-        """Ask whether somebody else reads this reply: a client that came back, most of all."""
-        subject = subjects.readers_of(tenant=reply.tenant, request=reply.request)
-        try:
-            await self._bus.request(subject, b"", timeout_s=READERS_S)
-        except BrokerAway:
+    async def _is_read(self, reply: OpenReply, *, attached: bool) -> bool:
+        """Ask whether somebody else reads this reply, which is no longer open here: a client that
+        came back, most of all."""
+        request = reply.request
+        if request in self._open or any(each.request == request for each in self._attached):
+            return True
+        if await readers.is_attached(self._bus, tenant=reply.tenant, request=request):
+            return True
+        if not attached:
             return False
-        return True
+        if reply.heard_on is not None:
+            streamer: str | None = ReplySubject.parse(reply.heard_on).streamer
+        else:
+            streamer = await readers.streamer_of(self._bus, request)
+        return streamer is not None and await readers.is_read_at(
+            self._bus, streamer, request=request
+        )
 
     async def drain(self, *, grace_s: float) -> None:
         """Let open replies end for `grace_s`; end the rest with an error that can be resumed."""

@@ -15,6 +15,7 @@ from schemas.wire import (
     Keepalive,
     Piece,
     Released,
+    Shape,
     Started,
     Tokens,
     span,
@@ -26,9 +27,15 @@ class History:
     """A request's past: its pieces from seq 0 without a hole, and how its attempts went."""
 
     pieces: tuple[Piece, ...] = ()
-    ended: bool = False
     holder: str | None = None
     deaths: int = 0
+    shape: Shape | None = None
+    end: Finished | Failed | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether a terminal frame is there."""
+        return self.end is not None
 
     @property
     def next_seq(self) -> int:
@@ -43,15 +50,18 @@ def read_history(frames: Sequence[tuple[int, Frame]], *, attempt: int | None = N
     """
     past = [(stored, frame) for stored, frame in frames if _attempt(stored, frame) != attempt]
     begins = _begins(past)
-    holder = None
+    holder, shape, end = None, None, None
     for _, frame in past:
         if isinstance(frame, Started):
-            holder = frame.worker
+            holder, shape = frame.worker, frame.shape
+        elif isinstance(frame, Finished | Failed) and not _is_fenced(frame, begins):
+            end = frame
     return History(
         pieces=_pieces(past, begins),
-        ended=any(_is_end(frame, begins) for _, frame in past),
         holder=holder,
         deaths=_deaths(past),
+        shape=shape,
+        end=end,
     )
 
 
@@ -98,10 +108,8 @@ def _pieces(frames: Iterable[tuple[int, Frame]], begins: dict[int, int]) -> tupl
     return tuple(pieces)
 
 
-def _is_end(frame: Frame, begins: dict[int, int]) -> bool:
-    if not isinstance(frame, Finished | Failed):
-        return False
-    return not _fenced(begins, frame.attempt, frame.seq + span(frame.pieces))
+def _is_fenced(end: Finished | Failed, begins: dict[int, int]) -> bool:
+    return _fenced(begins, end.attempt, end.seq + span(end.pieces))
 
 
 def _deaths(frames: Sequence[tuple[int, Frame]]) -> int:

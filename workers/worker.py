@@ -22,6 +22,7 @@ from workers.engine import Engine, EngineDied
 from workers.generation import AlreadyStarted, Generation, Lost
 from workers.history import History, read_history
 from workers.intake import Intake, deliveries
+from workers.keeping import keep_answer
 from workers.lease import Leases
 from workers.ownership import owned
 from workers.recovery import (
@@ -200,6 +201,8 @@ class Worker:
             self._release(generation)
         if done and not (self._stalled() and await self._is_lost(generation)):
             with contextlib.suppress(BrokerAway):  # delivered again, it is found ended in the log
+                if generation.envelope.keep_answer:
+                    await keep_answer(self._bus, generation.envelope)
                 await self._bus.publish(generation.ack, ACK)
 
     def _engine_died(self, error: EngineDied) -> None:

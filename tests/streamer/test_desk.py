@@ -182,7 +182,7 @@ def test_an_end_that_was_heard_before_it_was_stored_reaches_a_client_that_came_b
         try:
             now_s = asyncio.get_running_loop().time()
             hear(at, request, STARTED, Tokens(1, 0, PIECES), FINISHED, now_s=now_s)
-            client, replies = _Client(), Replies(mailbox, at)
+            client, replies = _Client(), Replies(bus, mailbox, at)
             await bus.store(subject, encode_frame(STARTED))
             await bus.store(subject, encode_frame(Tokens(1, 0, PIECES)))
             far = TICKETS.sign(Ticket("s", "default", request, 4e9, 4e9, True))
@@ -204,7 +204,7 @@ def test_a_look_at_the_link_with_head_does_not_use_the_ticket_up() -> None:
         far = TICKETS.sign(Ticket("s", "default", "req_1", 4e9, 4e9, True))
         for method in ("HEAD", "POST", "OPTIONS"):
             client = _Client()
-            await client.ask(Replies(Mailbox(NO_BUS, "s"), at), far, method)
+            await client.ask(Replies(NO_BUS, Mailbox(NO_BUS, "s"), at), far, method)
             assert (client.status, client.headers[b"allow"]) == (405, b"GET")
         assert at.claim(far, now_s=NOW_S).ticket.request == "req_1"
 
