@@ -13,6 +13,7 @@ from ingress.cors import Cors
 from ingress.handoff import Handoff
 from ingress.respond import Respond
 from ingress.routes import Generate, models
+from ingress.stored_routes import stored_routes
 
 
 class Application:
@@ -36,6 +37,7 @@ class Application:
                 *extra,
                 *(Route(path, app, methods=["POST"]) for path, app in self._generate.items()),
                 Route("/v1/models", models(ingress), methods=["GET"]),
+                *stored_routes(ingress, handoff),
             ],
             exception_handlers=EXCEPTION_HANDLERS,
         )

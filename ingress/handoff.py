@@ -49,10 +49,17 @@ class Handoff(Protocol):
         ...
 
     async def attach(
-        self, *, tenant: str, request: str, stream: bool, headers: Mapping[str, str]
+        self,
+        *,
+        tenant: str,
+        request: str,
+        stream: bool,
+        headers: Mapping[str, str],
+        after: int = -1,
     ) -> Answer:
         """Return the answer of a further reader of a reply, from its beginning on.
 
-        It may be on any streamer. Raises a Refusal.
+        It may be on any streamer; `after` is the id of the last event that it has. Raises a
+        Refusal.
         """
         ...

@@ -85,7 +85,13 @@ class Redirect:
         return ExpectedThere(self, self._choose(), tenant, request, deadline_s, keep)
 
     async def attach(
-        self, *, tenant: str, request: str, stream: bool, headers: Mapping[str, str]
+        self,
+        *,
+        tenant: str,
+        request: str,
+        stream: bool,
+        headers: Mapping[str, str],
+        after: int = -1,
     ) -> Response:
         """Send a further reader to any streamer. Raises NoStreamers."""
         chosen = self._choose()
@@ -98,6 +104,7 @@ class Redirect:
             stream,
             attach=secrets.token_hex(8),
             lingers=True,
+            after=after,
         )
         return self.to(chosen, ticket, headers)
 

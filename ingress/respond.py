@@ -1,17 +1,137 @@
 """`POST /v1/responses`: a chat underneath, whose answer is a Responses object or its events."""
 
+import asyncio
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
 
-from starlette.datastructures import Headers
-from starlette.requests import Request
+import msgspec
 from starlette.types import Receive, Scope
 
-from ingress.admit import Ingress, Origin, deadline_of
+from headrace.answers import as_json
+from headrace.bus import BrokerAway, BrokerRefused, Bus
+from headrace.cancel import cancel
+from ingress import stored
+from ingress.admit import Ingress
 from ingress.cors import Cors
-from ingress.handoff import Answer, Handoff
-from ingress.routes import Generate, read_body
-from schemas.errors import InvalidRequest
-from schemas.responses import as_chat, own_words, parse_response, repeated
+from ingress.handoff import Answer, Expected, Handoff
+from ingress.routes import Asked, Generate
+from ingress.stored import Record, Stored
+from schemas.errors import (
+    BrokerUnavailable,
+    InvalidRequest,
+    NotFound,
+    PreviousResponseNotFound,
+)
+from schemas.response_events import ResponseEvents
+from schemas.response_items import Item
+from schemas.responses import (
+    ResponseRequest,
+    as_chat,
+    own_words,
+    parse_response,
+    repeated,
+    request_of,
+)
+from schemas.wire import Envelope
+
+PREVIOUS: Final = "previous_response_id"
+ENDING_S: Final = 0.5
+LOOK_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class AskedResponse(Asked):
+    """What a body asks for, and what its response is made from, as JSON."""
+
+    background: bool = False
+    items: bytes = b"[]"
+
+
+async def asked_of(bus: Bus, ask: ResponseRequest, *, tenant: str, request: str) -> AskedResponse:
+    """Return what a request asks for, after what it goes on from. Raises a Refusal."""
+    before = await _before(bus, ask, tenant)
+    items = [*before, *ask.items(request)]
+    return AskedResponse(
+        as_chat(ask, items),
+        stream=bool(ask.stream),
+        response=repeated(ask),
+        stored=ask.stored,
+        background=bool(ask.background),
+        items=msgspec.json.encode(items) if ask.stored else b"[]",
+    )
+
+
+async def _before(bus: Bus, ask: ResponseRequest, tenant: str) -> list[Item]:
+    """Return the conversation that a request goes on from. Raises a Refusal."""
+    if ask.previous_response_id is None:
+        return []
+    name = ask.previous_response_id
+    request = request_of(name)
+    found = None
+    if request is not None:
+        try:
+            found = await _ended(bus, tenant, request)
+        except (BrokerAway, BrokerRefused) as error:
+            raise BrokerUnavailable("Stored responses cannot be reached.") from error
+    if found is None:
+        what = f"Previous response with id '{name[:100]}' not found."
+        raise PreviousResponseNotFound(what, param=PREVIOUS)
+    status = found.events.status
+    if status not in ("completed", "incomplete"):
+        what = f"Response '{name}' is {status.replace('_', ' ')}, so it cannot be gone on from."
+        raise InvalidRequest(what, param=PREVIOUS)
+    return [*found.items, *found.events.output()]
+
+
+async def _ended(bus: Bus, tenant: str, request: str) -> Stored | None:
+    """Return a stored response, a moment later if it has not ended: the broker may have told its
+    client of the end before it has stored it."""
+    found = await stored.look(bus, tenant=tenant, request=request)
+    give_up_s = time.monotonic() + ENDING_S
+    while found is not None and not found.over and time.monotonic() < give_up_s:
+        await asyncio.sleep(LOOK_S)
+        found = await stored.look(bus, tenant=tenant, request=request)
+    return found
+
+
+async def record(bus: Bus, asked: AskedResponse, envelope: Envelope) -> None:
+    """Store what an accepted request is made from, or cancel it. Raises a Refusal."""
+    if not asked.stored:
+        return
+    tenant, request = envelope.tenant, envelope.request
+    found = Record(1, envelope.shape, envelope.deadline_s, asked.background, asked.items)
+    try:
+        try:
+            await stored.store(bus, found, tenant=tenant, request=request)
+        except BaseException:
+            await cancel(bus, tenant=tenant, request=request)
+            raise
+    except (BrokerAway, BrokerRefused) as error:
+        raise BrokerUnavailable("The response cannot be stored.") from error
+
+
+class _Unread:
+    """A reply in the background: its client has the object at once, and no streamer waits."""
+
+    def __init__(self, expected: Expected, body: bytes) -> None:
+        self._expected = expected
+        self._body = body
+
+    @property
+    def streamer(self) -> str:
+        """The streamer's name."""
+        return self._expected.streamer
+
+    def answer(self, *, stream: bool, headers: Mapping[str, str], lingers: bool = False) -> Answer:
+        """Return the object."""
+        self._expected.drop()
+        return as_json(msgspec.Raw(self._body), headers=dict(headers))
+
+    def drop(self) -> None:
+        """Expect nothing any more."""
+        self._expected.drop()
 
 
 class Respond(Generate):
@@ -23,23 +143,35 @@ class Respond(Generate):
     async def _admit(
         self, scope: Scope, receive: Receive, request: str, headers: Mapping[str, str]
     ) -> Answer:
-        caller = self._ingress.gate.identify(scope["headers"])
-        deadline_s = deadline_of(Headers(scope=scope).get("x-request-timeout"))
-        body = await read_body(Request(scope, receive))
-        ask = parse_response(body)
-        chat = as_chat(ask, ask.items(request))
-        expected = self._handoff.expect(
-            tenant=caller.tenant, request=request, deadline_s=deadline_s, keep=chat.keep
-        )
         try:
-            origin = Origin(caller, request, expected.streamer, deadline_s)
-            await self._ingress.admit(origin, chat, body_bytes=len(body), response=repeated(ask))
+            return await super()._admit(scope, receive, request, headers)
         except InvalidRequest as refusal:
-            expected.drop()
             raise own_words(refusal) from None
-        except BaseException:
-            expected.drop()
-            raise
-        return expected.answer(
-            stream=bool(ask.stream), headers={"x-request-id": request, **headers}
+
+    async def _parse(self, body: bytes, *, tenant: str, request: str) -> AskedResponse:
+        return await asked_of(
+            self._ingress.bus, parse_response(body), tenant=tenant, request=request
         )
+
+    async def _accepted(self, asked: Asked, envelope: Envelope, expected: Expected) -> Expected:
+        assert isinstance(asked, AskedResponse)
+        await record(self._ingress.bus, asked, envelope)
+        if asked.background and not asked.stream:
+            queued = ResponseEvents(envelope.request, envelope.shape)
+            return _Unread(expected, queued.response())
+        return expected
+
+    async def _attach(
+        self, asked: Asked, tenant: str, request: str, headers: Mapping[str, str]
+    ) -> Answer:
+        assert isinstance(asked, AskedResponse)
+        if not asked.background or asked.stream:
+            return await super()._attach(asked, tenant, request, headers)
+        try:
+            found = await stored.look(self._ingress.bus, tenant=tenant, request=request)
+        except (BrokerAway, BrokerRefused) as error:
+            raise BrokerUnavailable("Stored responses cannot be reached.") from error
+        if found is None:
+            raise NotFound("The response of this key was deleted.")
+        body = msgspec.Raw(found.events.response())
+        return as_json(body, headers={"x-request-id": request, **headers})

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.datastructures import Headers
@@ -10,16 +11,27 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.answers import as_json, refused
-from ingress.admit import Ingress, Origin, deadline_of, parse
+from ingress.admit import Ask, Ingress, Origin, deadline_of, parse
 from ingress.cors import Cors
 from ingress.handoff import Answer, Expected, Handoff
 from ingress.idempotency import Attach, Keys, keyed
 from schemas.errors import InternalError, InvalidRequest, Refusal, RequestTooLarge
 from schemas.subjects import new_request_id
+from schemas.wire import Envelope
 
 log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX: Final = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a body asks for. `response` and `stored` as in `Ingress.admit` and `Record`."""
+
+    ask: Ask
+    stream: bool
+    response: bytes | None = None
+    stored: bool = False
 
 
 class Generate:
@@ -59,8 +71,9 @@ class Generate:
         caller = self._ingress.gate.identify(scope["headers"])
         deadline_s = deadline_of(Headers(scope=scope).get("x-request-timeout"))
         body = await read_body(Request(scope, receive))
-        ask = parse(body, chat=self._chat)
-        asked = keyed(
+        asked = await self._parse(body, tenant=caller.tenant, request=request)
+        ask = asked.ask
+        key = keyed(
             scope["headers"], tenant=caller.tenant, request=request, path=scope["path"], body=body
         )
 
@@ -69,27 +82,41 @@ class Generate:
                 tenant=caller.tenant, request=request, deadline_s=deadline_s, keep=ask.keep
             )
             try:
-                origin = Origin(
-                    caller, request, expected.streamer, deadline_s, keep_answer=asked is not None
+                keep_answer = asked.stored or key is not None
+                origin = Origin(caller, request, expected.streamer, deadline_s, keep_answer)
+                envelope = await self._ingress.admit(
+                    origin, ask, body_bytes=len(body), response=asked.response
                 )
-                await self._ingress.admit(origin, ask, body_bytes=len(body))
+                return await self._accepted(asked, envelope, expected)
             except BaseException:
                 expected.drop()
                 raise
-            return expected
 
-        begun = await begin() if asked is None else await self._keys.once(asked, begin)
+        begun = await begin() if key is None else await self._keys.once(key, begin)
         if isinstance(begun, Attach):
-            return await self._handoff.attach(
-                tenant=caller.tenant,
-                request=begun.request,
-                stream=bool(ask.stream),
-                headers={"x-request-id": begun.request, **headers},
-            )
+            return await self._attach(asked, caller.tenant, begun.request, headers)
         return begun.answer(
-            stream=bool(ask.stream),
+            stream=asked.stream,
             headers={"x-request-id": request, **headers},
-            lingers=asked is not None,
+            lingers=key is not None,
+        )
+
+    async def _parse(self, body: bytes, *, tenant: str, request: str) -> Asked:
+        """Read and check a body. Raises a Refusal."""
+        ask = parse(body, chat=self._chat)
+        return Asked(ask, stream=bool(ask.stream))
+
+    async def _accepted(self, asked: Asked, envelope: Envelope, expected: Expected) -> Expected:
+        """Do what is due once a request is in the queue; return who answers. Raises a Refusal."""
+        return expected
+
+    async def _attach(
+        self, asked: Asked, tenant: str, request: str, headers: Mapping[str, str]
+    ) -> Answer:
+        """Return the answer of a request that runs already, for one more reader."""
+        headers = {"x-request-id": request, **headers}
+        return await self._handoff.attach(
+            tenant=tenant, request=request, stream=asked.stream, headers=headers
         )
 
 

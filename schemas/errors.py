@@ -48,6 +48,12 @@ class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
 
+class PreviousResponseNotFound(InvalidRequest):
+    """The response that is to be gone on from is unknown here, or not stored."""
+
+    code = "previous_response_not_found"
+
+
 class RefusedByEngine(InvalidRequest):
     """The engine says that the request cannot be served as it is."""
 

@@ -209,6 +209,8 @@ def as_chat(request: ResponseRequest, items: Sequence[Item]) -> ChatRequest:
         "user": request.user,
         "prompt_cache_key": request.prompt_cache_key,
     } | {name: getattr(request, name) for name in _OPAQUE}
+    if request.background:
+        with_own_names["on_disconnect"] = "continue"
     options = request.stream_options
     if options is not None and options.include_event_ids is not None:
         with_own_names["stream_options"] = {"include_event_ids": options.include_event_ids}
