@@ -27,13 +27,16 @@ class Inline:
         *,
         tenant: str,
         request: str,
+        deadline_s: float,
         stream: bool,
         headers: Mapping[str, str],
         after: int = -1,
     ) -> Relay:
         """Open the reply for one more reader. Raises NotFound, Gone and BrokerUnavailable."""
         try:
-            reply = await attach(self._bus, self._mailbox, tenant=tenant, request=request)
+            reply = await attach(
+                self._bus, self._mailbox, tenant=tenant, request=request, deadline_s=deadline_s
+            )
         except (BrokerAway, BrokerRefused) as error:
             raise BrokerUnavailable("The log of streams cannot be reached.") from error
         reply.lingers = True

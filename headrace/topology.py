@@ -44,6 +44,7 @@ class Sizes:
     requests_max: int = 1_000_000
     replies_bytes_max: int = 4 * _GIB
     replies_storage: str = "file"
+    responses_bytes_max: int = _GIB
 
 
 def streams(sizes: Sizes) -> list[dict[str, Any]]:
@@ -93,7 +94,9 @@ def streams(sizes: Sizes) -> list[dict[str, Any]]:
         _bucket(subjects.SECRETS, sizes),
         _bucket(subjects.TENANTS, sizes),
         _bucket(subjects.LIMITS, sizes),
-        _bucket(subjects.RESPONSES, sizes, ttl_s=RESPONSE_TTL_S),
+        # Kept answers and claims: where there are too many, the oldest go before their day is over.
+        _bucket(subjects.RESPONSES, sizes, ttl_s=RESPONSE_TTL_S)
+        | {"discard": "old", "max_bytes": sizes.responses_bytes_max},
         {
             "name": f"OBJ_{subjects.BLOBS}",
             "subjects": [f"$O.{subjects.BLOBS}.C.>", f"$O.{subjects.BLOBS}.M.>"],

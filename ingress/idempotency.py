@@ -14,10 +14,11 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import math
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple, Protocol, TypeVar
 
@@ -58,22 +59,27 @@ class Dropped(Protocol):
 
 
 T = TypeVar("T", bound=Dropped)
+RawHeaders = Sequence[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class Keyed:
-    """A request with a key: whose, its id if it is the one that runs, digests of key and body."""
+    """A request with a key: its tenant, the digests of key and body, and the id and deadline
+    (epoch s) that it has if it is the one that runs."""
 
     tenant: str
     request: str
-    key_digest: str = field(repr=False)
+    deadline_s: float
+    key_digest: str
     body_digest: str
 
 
 class Attach(NamedTuple):
-    """The client is to be attached to this request."""
+    """The client is to be attached to this request, which ends by its own deadline (epoch s); it
+    is infinite where the request has ended."""
 
     request: str
+    deadline_s: float
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -82,6 +88,7 @@ class Claim(msgspec.Struct, frozen=True):
     request: str
     body: str
     at_s: float  # seconds since the epoch
+    deadline_s: float
     accepted: bool = False
 
 
@@ -103,12 +110,16 @@ class Seen(NamedTuple):
     queued: bool
     kept: str | None
 
+    @property
+    def end(self) -> str | None:
+        """How the request ended, None where it has not."""
+        return self.ended or self.kept
+
 
 def standing_of(seen: Seen) -> Standing:
     """Judge what was found; pure."""
-    end = seen.ended or seen.kept
-    if end is not None:
-        return Standing.THERE if end == "finished" else Standing.FREE
+    if seen.end is not None:
+        return Standing.THERE if seen.end == "finished" else Standing.FREE
     if seen.queued:
         return Standing.THERE
     if seen.begun:
@@ -117,17 +128,17 @@ def standing_of(seen: Seen) -> Standing:
 
 
 def keyed(
-    headers: Sequence[tuple[bytes, bytes]], *, tenant: str, request: str, path: str, body: bytes
+    headers: RawHeaders, *, tenant: str, request: str, deadline_s: float, path: str, body: bytes
 ) -> Keyed | None:
     """Return the request as its key names it, None without one. Raises InvalidRequest."""
     key = key_of(headers)
     if key is None:
         return None
     digest = hashlib.sha256(path.encode() + b"\0" + body).hexdigest()
-    return Keyed(tenant, request, hashlib.sha256(key).hexdigest(), digest)
+    return Keyed(tenant, request, deadline_s, hashlib.sha256(key).hexdigest(), digest)
 
 
-def key_of(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
+def key_of(headers: RawHeaders) -> bytes | None:
     """Return the key that headers show, None without one. Raises InvalidRequest."""
     keys = [value for name, value in headers if name == b"idempotency-key"]
     if not keys:
@@ -188,7 +199,7 @@ class Keys:
 
     async def _take(self, subject: str, asked: Keyed) -> int | Attach:
         """Write the claim and return its sequence, or say whom to attach to."""
-        claim = Claim(asked.request, asked.body_digest, time.time())
+        claim = Claim(asked.request, asked.body_digest, time.time(), asked.deadline_s)
         give_up_s = time.monotonic() + WAIT_S
         ending: dict[str, float] = {}  # until when a request's end is waited for
         last_seq = 0
@@ -199,7 +210,8 @@ class Keys:
             last_seq, found = await self._read(subject)
             if found is None:
                 continue
-            standing = standing_of(await self._look(asked.tenant, found))
+            seen = await self._look(asked.tenant, found)
+            standing = standing_of(seen)
             if standing is Standing.ENDING:
                 until_s = ending.setdefault(found.request, time.monotonic() + ENDING_S)
                 if time.monotonic() > until_s:
@@ -208,7 +220,7 @@ class Keys:
                 what = f"This '{HEADER}' belongs to a request with another body."
                 raise IdempotencyConflict(what, param=HEADER)
             if standing is Standing.THERE:
-                return Attach(found.request)
+                return Attach(found.request, math.inf if seen.end else found.deadline_s)
             if standing is not Standing.FREE:
                 last_seq = 0  # not ours to take: the next write must fail while it stands
                 await asyncio.sleep(LOOK_S)
@@ -249,7 +261,9 @@ class Keys:
 
     async def _confirm(self, subject: str, asked: Keyed, seq: int) -> bool:
         """Note that the request is in the queue; False where the claim was taken over."""
-        claim = Claim(asked.request, asked.body_digest, time.time(), accepted=True)
+        claim = Claim(
+            asked.request, asked.body_digest, time.time(), asked.deadline_s, accepted=True
+        )
         try:
             return await self._write(subject, claim, last_seq=seq) is not None
         except (BrokerAway, BrokerRefused) as error:

@@ -16,6 +16,7 @@ from ingress import stored
 from ingress.admit import Ingress
 from ingress.cors import Cors
 from ingress.handoff import Answer, Expected, Handoff
+from ingress.idempotency import Attach
 from ingress.routes import Asked, Generate
 from ingress.stored import Record, Stored
 from schemas.errors import (
@@ -162,11 +163,12 @@ class Respond(Generate):
         return expected
 
     async def _attach(
-        self, asked: Asked, tenant: str, request: str, headers: Mapping[str, str]
+        self, asked: Asked, tenant: str, there: Attach, headers: Mapping[str, str]
     ) -> Answer:
         assert isinstance(asked, AskedResponse)
         if not asked.background or asked.stream:
-            return await super()._attach(asked, tenant, request, headers)
+            return await super()._attach(asked, tenant, there, headers)
+        request = there.request
         try:
             found = await stored.look(self._ingress.bus, tenant=tenant, request=request)
         except (BrokerAway, BrokerRefused) as error:

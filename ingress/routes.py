@@ -74,7 +74,12 @@ class Generate:
         asked = await self._parse(body, tenant=caller.tenant, request=request)
         ask = asked.ask
         key = keyed(
-            scope["headers"], tenant=caller.tenant, request=request, path=scope["path"], body=body
+            scope["headers"],
+            tenant=caller.tenant,
+            request=request,
+            deadline_s=deadline_s,
+            path=scope["path"],
+            body=body,
         )
 
         async def begin() -> Expected:
@@ -94,7 +99,7 @@ class Generate:
 
         begun = await begin() if key is None else await self._keys.once(key, begin)
         if isinstance(begun, Attach):
-            return await self._attach(asked, caller.tenant, begun.request, headers)
+            return await self._attach(asked, caller.tenant, begun, headers)
         return begun.answer(
             stream=asked.stream,
             headers={"x-request-id": request, **headers},
@@ -111,12 +116,15 @@ class Generate:
         return expected
 
     async def _attach(
-        self, asked: Asked, tenant: str, request: str, headers: Mapping[str, str]
+        self, asked: Asked, tenant: str, there: Attach, headers: Mapping[str, str]
     ) -> Answer:
-        """Return the answer of a request that runs already, for one more reader."""
-        headers = {"x-request-id": request, **headers}
+        """Return the answer of a request that is there already, for one more reader."""
         return await self._handoff.attach(
-            tenant=tenant, request=request, stream=asked.stream, headers=headers
+            tenant=tenant,
+            request=there.request,
+            deadline_s=there.deadline_s,
+            stream=asked.stream,
+            headers={"x-request-id": there.request, **headers},
         )
 
 

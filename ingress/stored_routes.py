@@ -1,5 +1,6 @@
 """`/v1/responses/{id}`: stored responses are read, resumed, cancelled, deleted, on any ingress."""
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -50,6 +51,7 @@ class _StoredRoutes:
         return await self._handoff.attach(
             tenant=tenant,
             request=found.request,
+            deadline_s=math.inf if found.over else found.record.deadline_s,
             stream=True,
             headers={"x-request-id": found.request},
             after=_number(request.query_params, "starting_after", default=-1),

@@ -83,7 +83,11 @@ class Replies:
     async def _attach(self, ticket: Ticket) -> OpenReply:
         try:
             return await attach(
-                self._bus, self._mailbox, tenant=ticket.tenant, request=ticket.request
+                self._bus,
+                self._mailbox,
+                tenant=ticket.tenant,
+                request=ticket.request,
+                deadline_s=ticket.deadline_s,
             )
         except (BrokerAway, BrokerRefused) as error:
             raise BrokerUnavailable("The log of streams cannot be reached.") from error

@@ -16,12 +16,14 @@ from streamer.buffer import OpenReply
 from streamer.mailbox import Mailbox
 
 
-async def attach(bus: Bus, mailbox: Mailbox, *, tenant: str, request: str) -> OpenReply:
-    """Open a tenant's reply for one more reader.
+async def attach(
+    bus: Bus, mailbox: Mailbox, *, tenant: str, request: str, deadline_s: float | None = None
+) -> OpenReply:
+    """Open a tenant's reply for one more reader; `deadline_s` is the request's, where it is known.
 
     Raises NotFound, Gone for one that is not kept any more, BrokerAway and BrokerRefused.
     """
-    reply = await mailbox.attach(tenant=tenant, request=request)
+    reply = await mailbox.attach(tenant=tenant, request=request, deadline_s=deadline_s)
     try:
         await reply.load()
         reply.came_late(now_s=time.monotonic())

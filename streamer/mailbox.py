@@ -107,17 +107,20 @@ class Mailbox:
         self.opened += 1
         return reply
 
-    async def attach(self, *, tenant: str, request: str) -> OpenReply:
+    async def attach(
+        self, *, tenant: str, request: str, deadline_s: float | None = None
+    ) -> OpenReply:
         """Read a reply that this or another streamer relays, from its beginning in the log on.
 
         Raises BrokerAway.
         """
+        latest_s = subjects.made_s(request) + topology.DEADLINE_S_MAX
         reply = OpenReply(
             self._bus,
             tenant=tenant,
             request=request,
             log_subject=subjects.replies_to(request, tenant=tenant),
-            deadline_s=subjects.made_s(request) + topology.DEADLINE_S_MAX,
+            deadline_s=latest_s if deadline_s is None else deadline_s,
             now_s=time.monotonic(),
         )
 

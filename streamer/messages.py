@@ -59,6 +59,7 @@ class _Object(msgspec.Struct, frozen=True):
     type: str | None = None
     key: str | None = None
     body: msgspec.Raw = msgspec.Raw()  # empty where there is none
+    idempotency_key: msgspec.Raw = msgspec.Raw()
 
 
 _decode = msgspec.json.Decoder(_Object).decode
@@ -85,6 +86,9 @@ def read(text: str) -> ClientMessage:
     if found.type is not None:
         what = "'type' is 'cancel' or 'auth'; a message that begins a request has none."
         return Unclear(name, InvalidRequest(what, param="type"))
+    if bytes(found.idempotency_key) not in (b"", b"null"):
+        what = "An idempotency key is for POSTs: on a socket a request is sent once."
+        return Unclear(name, InvalidRequest(what, param="idempotency_key"))
     body = bytes(found.body)
     if not body:
         return Unclear(name, InvalidRequest("'body' is missing: the request.", param="body"))

@@ -307,10 +307,20 @@ class _Accel:
         )
 
     async def attach(
-        self, *, tenant: str, request: str, stream: bool, headers: Mapping[str, str]
+        self,
+        *,
+        tenant: str,
+        request: str,
+        deadline_s: float,
+        stream: bool,
+        headers: Mapping[str, str],
     ) -> Answer:
         answer = await self._inner.attach(
-            tenant=tenant, request=request, stream=stream, headers=headers
+            tenant=tenant,
+            request=request,
+            deadline_s=deadline_s,
+            stream=stream,
+            headers=headers,
         )
         return _accelerated(answer, headers)
 
@@ -349,7 +359,9 @@ def test_the_protocol_of_a_handoff_suffices_for_one_by_x_accel_redirect(
         assert answer.status_code == 200
         assert answer.headers["x-accel-redirect"].startswith("/a/v1/replies/")
         request = subjects.new_request_id()
-        more: Any = await handoff.attach(tenant="t", request=request, stream=True, headers={})
+        more: Any = await handoff.attach(
+            tenant="t", request=request, deadline_s=1.0, stream=True, headers={}
+        )
         assert more.headers["x-accel-redirect"].startswith("/a/v1/replies/")
 
     play(scenario)
