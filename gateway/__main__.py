@@ -33,6 +33,7 @@ from ingress.desk import serve as serve_desk
 from ingress.telemetry import readings as ingress_readings
 from streamer.app import client_routes
 from streamer.mailbox import Mailbox
+from streamer.response_socket import ROOMS
 from streamer.telemetry import readings as streamer_readings
 from streamer.websocket import Sockets
 
@@ -76,7 +77,7 @@ async def _serve(
         return Readiness("ready" if bus.connected else "starting", detail)
 
     desk = Desk(ingress)
-    sockets = Sockets(mailbox, desk)
+    sockets = Sockets(mailbox, desk, rooms=ROOMS)
     await mailbox.start()
     await catalogue.start()
     await serve_desk(bus, desk)

@@ -3,7 +3,8 @@
 WebSockets end at streamers; what comes over them is admitted by the same function as a POST.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import msgspec
@@ -11,8 +12,9 @@ import msgspec
 from headrace.bus import Bus
 from ingress.admit import Ingress, Origin, parse
 from ingress.auth import Caller
+from ingress.respond import admit_response
 from schemas import admit
-from schemas.admit import Admit, Answer, Identify, RefusalText
+from schemas.admit import Admit, AdmitResponse, Answer, Identify, RefusalText
 from schemas.errors import Forbidden, InvalidApiKey, InvalidRequest, Refusal
 
 Question = TypeVar("Question", bound=msgspec.Struct)
@@ -55,13 +57,33 @@ class Desk:
         deadline_s: float,
     ) -> None:
         """Put a streamed request into the queue. Raises a Refusal."""
+        with self._counted():
+            ask = parse(body, chat=chat, streamed=True)
+            origin = Origin(Caller(tenant), request, streamer, deadline_s)
+            await self._ingress.admit(origin, ask, body_bytes=len(body))
+
+    async def admit_response(
+        self,
+        tenant: str,
+        body: bytes,
+        *,
+        request: str,
+        streamer: str,
+        deadline_s: float,
+        before: bytes | None,
+    ) -> bytes | None:
+        """Put a response into the queue, as `respond.admit_response`. Raises a Refusal."""
+        with self._counted():
+            origin = Origin(Caller(tenant), request, streamer, deadline_s)
+            return await admit_response(self._ingress, origin, body, before=before)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
         counts = self._ingress.counts
         counts.received += 1
         counts.inflight += 1
         try:
-            ask = parse(body, chat=chat, streamed=True)
-            origin = Origin(Caller(tenant), request, streamer, deadline_s)
-            await self._ingress.admit(origin, ask, body_bytes=len(body))
+            yield
         except Refusal:
             counts.refused += 1
             raise
@@ -79,23 +101,24 @@ async def serve(bus: Bus, desk: Desk) -> None:
     async def admit_(data: bytes) -> bytes:
         return await _answered(data, Admit, lambda asked: _admit(desk, asked))
 
+    async def respond(data: bytes) -> bytes:
+        return await _answered(data, AdmitResponse, lambda asked: _respond(desk, asked))
+
     await bus.add_service(
         admit.SERVICE,
         "Identifies clients and admits their requests",
-        {admit.IDENTIFY: identify, admit.ADMIT: admit_},
+        {admit.IDENTIFY: identify, admit.ADMIT: admit_, admit.RESPOND: respond},
     )
 
 
-async def _identify(desk: Desk, asked: Identify) -> str | None:
+async def _identify(desk: Desk, asked: Identify) -> Answer:
     if asked.key is not None:
-        return await desk.identify_key(asked.key)
-    return await desk.identify(
-        [(name.encode("latin-1"), value.encode("latin-1")) for name, value in asked.headers],
-        local=asked.local,
-    )
+        return Answer(await desk.identify_key(asked.key))
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in asked.headers]
+    return Answer(await desk.identify(headers, local=asked.local))
 
 
-async def _admit(desk: Desk, asked: Admit) -> str:
+async def _admit(desk: Desk, asked: Admit) -> Answer:
     await desk.admit(
         asked.tenant,
         bytes(asked.body),
@@ -104,15 +127,27 @@ async def _admit(desk: Desk, asked: Admit) -> str:
         streamer=asked.streamer,
         deadline_s=asked.deadline_s,
     )
-    return asked.tenant
+    return Answer(asked.tenant)
+
+
+async def _respond(desk: Desk, asked: AdmitResponse) -> Answer:
+    made_from = await desk.admit_response(
+        asked.tenant,
+        bytes(asked.body),
+        request=asked.request,
+        streamer=asked.streamer,
+        deadline_s=asked.deadline_s,
+        before=None if asked.before is None else bytes(asked.before),
+    )
+    return Answer(asked.tenant, made_from=None if made_from is None else msgspec.Raw(made_from))
 
 
 async def _answered(
-    data: bytes, kind: type[Question], act: Callable[[Question], Awaitable[str | None]]
+    data: bytes, kind: type[Question], act: Callable[[Question], Awaitable[Answer]]
 ) -> bytes:
     try:
         question = msgspec.json.decode(data, type=kind)
-        answer = Answer(tenant=await act(question))
+        answer = await act(question)
     except msgspec.MsgspecError as error:
         answer = Answer(refusal=RefusalText.of(InvalidRequest(str(error))))
     except Refusal as refusal:

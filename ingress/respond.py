@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -13,7 +13,7 @@ from headrace.answers import as_json
 from headrace.bus import BrokerAway, BrokerRefused, Bus
 from headrace.cancel import cancel
 from ingress import stored
-from ingress.admit import Ingress
+from ingress.admit import Ingress, Origin
 from ingress.cors import Cors
 from ingress.handoff import Answer, Expected, Handoff
 from ingress.idempotency import Attach
@@ -44,15 +44,26 @@ LOOK_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class AskedResponse(Asked):
-    """What a body asks for, and what its response is made from, as JSON."""
+    """What a body asks for, and what its response is made from."""
 
     background: bool = False
-    items: bytes = b"[]"
+    items: Sequence[Item] = ()
 
 
-async def asked_of(bus: Bus, ask: ResponseRequest, *, tenant: str, request: str) -> AskedResponse:
-    """Return what a request asks for, after what it goes on from. Raises a Refusal."""
-    before = await _before(bus, ask, tenant)
+async def asked_of(
+    bus: Bus,
+    ask: ResponseRequest,
+    *,
+    tenant: str,
+    request: str,
+    before: Sequence[Item] | None = None,
+) -> AskedResponse:
+    """Return what a request asks for. Raises a Refusal.
+
+    `before` is the conversation that it goes on from, where this is not stored.
+    """
+    if before is None:
+        before = await _before(bus, ask, tenant)
     items = [*before, *ask.items(request)]
     return AskedResponse(
         as_chat(ask, items),
@@ -60,7 +71,7 @@ async def asked_of(bus: Bus, ask: ResponseRequest, *, tenant: str, request: str)
         response=repeated(ask),
         stored=ask.stored,
         background=bool(ask.background),
-        items=msgspec.json.encode(items) if ask.stored else b"[]",
+        items=items,
     )
 
 
@@ -79,8 +90,8 @@ async def _before(bus: Bus, ask: ResponseRequest, tenant: str) -> list[Item]:
     if found is None:
         what = f"Previous response with id '{name[:100]}' not found."
         raise PreviousResponseNotFound(what, param=PREVIOUS)
-    status = found.events.status
-    if status not in ("completed", "incomplete"):
+    if not found.events.gone_on_from:
+        status = found.events.status
         what = f"Response '{name}' is {status.replace('_', ' ')}, so it cannot be gone on from."
         raise InvalidRequest(what, param=PREVIOUS)
     return [*found.items, *found.events.output()]
@@ -102,7 +113,7 @@ async def record(bus: Bus, asked: AskedResponse, envelope: Envelope) -> None:
     if not asked.stored:
         return
     tenant, request = envelope.tenant, envelope.request
-    found = Record(1, envelope.shape, envelope.deadline_s, asked.background, asked.items)
+    found = Record(1, envelope.shape, envelope.deadline_s, asked.background, as_json_items(asked))
     try:
         try:
             await stored.store(bus, found, tenant=tenant, request=request)
@@ -111,6 +122,35 @@ async def record(bus: Bus, asked: AskedResponse, envelope: Envelope) -> None:
             raise
     except (BrokerAway, BrokerRefused) as error:
         raise BrokerUnavailable("The response cannot be stored.") from error
+
+
+def as_json_items(asked: AskedResponse) -> bytes:
+    """Return what a response is made from, as JSON."""
+    return msgspec.json.encode(asked.items)
+
+
+async def admit_response(
+    ingress: Ingress, origin: Origin, body: bytes, *, before: bytes | None
+) -> bytes | None:
+    """Put a response that came over a socket into the queue. Raises a Refusal.
+
+    `before` as in `asked_of`, but JSON. Returns what it is made from, as JSON, if not stored.
+    """
+    tenant, request = origin.caller.tenant, origin.request
+    ask = parse_response(body, streamed=True)
+    said = None if before is None else msgspec.json.decode(before, type=list[Item])
+    try:
+        asked = await asked_of(ingress.bus, ask, tenant=tenant, request=request, before=said)
+        envelope = await ingress.admit(
+            replace(origin, keep_answer=asked.stored),
+            asked.ask,
+            body_bytes=len(body),
+            response=asked.response,
+        )
+        await record(ingress.bus, asked, envelope)
+    except InvalidRequest as refusal:
+        raise own_words(refusal) from None
+    return None if asked.stored else as_json_items(asked)
 
 
 class _Unread:

@@ -1,6 +1,7 @@
 """Questions to the NATS service `ingress`, and its answers: JSON, so that `nats request` can ask.
 
-`ingress.identify` says whose key this is, `ingress.admit` puts a request into the queue.
+`ingress.identify` says whose key this is, `ingress.admit` puts a request into the queue,
+`ingress.respond` a response.
 """
 
 from typing import Final
@@ -27,6 +28,7 @@ from schemas.errors import (
 SERVICE: Final = "ingress"
 IDENTIFY: Final = "identify"
 ADMIT: Final = "admit"
+RESPOND: Final = "respond"
 
 _REFUSALS: Final[dict[str, type[Refusal]]] = {
     kind.__name__: kind
@@ -71,6 +73,18 @@ class Admit(msgspec.Struct, frozen=True):
     deadline_s: float
 
 
+class AdmitResponse(msgspec.Struct, frozen=True):
+    """Put this response into the queue, as `Admit`; `before` is the conversation that it goes on
+    from, where that is stored nowhere but on its socket."""
+
+    tenant: str
+    body: msgspec.Raw
+    request: str
+    streamer: str
+    deadline_s: float
+    before: msgspec.Raw | None = None
+
+
 class RefusalText(msgspec.Struct, frozen=True):
     """A refusal on its way between nodes."""
 
@@ -93,7 +107,11 @@ class RefusalText(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The answer to both: the tenant (None for one who must still show a key), or a refusal."""
+    """The answer to all: the tenant (None for one who must still show a key), or a refusal.
+
+    `made_from` are the items of a response that is stored nowhere.
+    """
 
     tenant: str | None = None
     refusal: RefusalText | None = None
+    made_from: msgspec.Raw | None = None

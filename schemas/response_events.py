@@ -132,6 +132,11 @@ class ResponseEvents:
         self._head = _json(head)[:-1] + (b"," + rest if rest else b"") + b","
         self._delta: tuple[bytes, bytes] | None = None
 
+    @property
+    def gone_on_from(self) -> bool:
+        """Whether the response may be another's previous one: it has an answer."""
+        return self.status in ("completed", "incomplete")
+
     # Events
 
     def opening(self) -> list[Rendered]:

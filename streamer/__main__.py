@@ -30,6 +30,7 @@ from streamer.admission import RemoteAdmission
 from streamer.app import Application
 from streamer.desk import Desk
 from streamer.mailbox import Mailbox
+from streamer.response_socket import ROOMS
 from streamer.telemetry import desk_readings
 from streamer.telemetry import readings as streamer_readings
 from streamer.websocket import Sockets
@@ -95,7 +96,7 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
         return Readiness("ready" if bus.connected else "starting", {"broker": bus.connected})
 
     admission = RemoteAdmission(bus, local=is_loopback(settings.host))
-    sockets = Sockets(mailbox, admission)
+    sockets = Sockets(mailbox, admission, rooms=ROOMS)
 
     async def alive(message: Message) -> None:
         with contextlib.suppress(BrokerAway):

@@ -11,7 +11,7 @@ import msgspec
 
 from headrace.bus import BrokerAway, Bus
 from schemas import admit
-from schemas.admit import Admit, Answer, Identify
+from schemas.admit import Admit, AdmitResponse, Answer, Identify
 from schemas.errors import BrokerUnavailable, RequestTooLarge
 
 IDENTIFY_TIMEOUT_S: Final = 5.0
@@ -49,6 +49,23 @@ class Admission(Protocol):
         """Put a streamed request into the queue. Raises a Refusal."""
         ...
 
+    async def admit_response(
+        self,
+        tenant: str,
+        body: bytes,
+        *,
+        request: str,
+        streamer: str,
+        deadline_s: float,
+        before: bytes | None,
+    ) -> bytes | None:
+        """Put a response into the queue. Raises a Refusal.
+
+        `before` is the conversation that it goes on from, where this is stored nowhere else.
+        Returns what it was made from, as JSON, where that is stored nowhere either.
+        """
+        ...
+
 
 class RemoteAdmission:
     """Asks any ingress, through NATS. An `Admission`."""
@@ -84,13 +101,39 @@ class RemoteAdmission:
         deadline_s: float,
     ) -> None:
         """As `Admission.admit`."""
-        if len(body) + _ENVELOPE_BYTES > self._bus.payload_bytes_max:
-            raise RequestTooLarge(
-                f"The request is {len(body)} bytes; the broker's limit is"
-                f" {self._bus.payload_bytes_max} bytes a message."
-            )
+        self._check_size(len(body))
         question = Admit(tenant, chat, msgspec.Raw(body), request, streamer, deadline_s)
         await self._ask(admit.ADMIT, question, ADMIT_TIMEOUT_S)
+
+    async def admit_response(
+        self,
+        tenant: str,
+        body: bytes,
+        *,
+        request: str,
+        streamer: str,
+        deadline_s: float,
+        before: bytes | None,
+    ) -> bytes | None:
+        """As `Admission.admit_response`."""
+        self._check_size(len(body) + len(before or b""))
+        question = AdmitResponse(
+            tenant,
+            msgspec.Raw(body),
+            request,
+            streamer,
+            deadline_s,
+            None if before is None else msgspec.Raw(before),
+        )
+        answer = await self._ask(admit.RESPOND, question, ADMIT_TIMEOUT_S)
+        return None if answer.made_from is None else bytes(answer.made_from)
+
+    def _check_size(self, size: int) -> None:
+        if size + _ENVELOPE_BYTES > self._bus.payload_bytes_max:
+            raise RequestTooLarge(
+                f"The request is {size} bytes; the broker's limit is"
+                f" {self._bus.payload_bytes_max} bytes a message."
+            )
 
     async def _ask(self, endpoint: str, question: msgspec.Struct, timeout_s: float) -> Answer:
         subject = f"{admit.SERVICE}.{endpoint}"

@@ -126,6 +126,10 @@ class MessageLines:
         self._head = _head(name)
         self._opening = self._head + b'"chunk":'
 
+    def opening(self) -> list[bytes]:
+        """Return the messages that come first: none, before there is a token."""
+        return []
+
     def render(self, events: Sequence[Event]) -> list[bytes]:
         """Return the messages of some events."""
         messages = []
