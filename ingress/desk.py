@@ -137,9 +137,9 @@ async def _respond(desk: Desk, asked: AdmitResponse) -> Answer:
         request=asked.request,
         streamer=asked.streamer,
         deadline_s=asked.deadline_s,
-        before=None if asked.before is None else bytes(asked.before),
+        before=None if asked.before is None else msgspec.json.encode(asked.before),
     )
-    return Answer(asked.tenant, made_from=None if made_from is None else msgspec.Raw(made_from))
+    return Answer(asked.tenant, made_from=admit.items_of(made_from))
 
 
 async def _answered(

@@ -82,7 +82,12 @@ class AdmitResponse(msgspec.Struct, frozen=True):
     request: str
     streamer: str
     deadline_s: float
-    before: msgspec.Raw | None = None
+    before: list[msgspec.Raw] | None = None
+
+
+def items_of(array: bytes | None) -> list[msgspec.Raw] | None:
+    """Return the members of a JSON array as they are: msgspec knows no optional raw value."""
+    return None if array is None else msgspec.json.decode(array, type=list[msgspec.Raw])
 
 
 class RefusalText(msgspec.Struct, frozen=True):
@@ -114,4 +119,4 @@ class Answer(msgspec.Struct, frozen=True):
 
     tenant: str | None = None
     refusal: RefusalText | None = None
-    made_from: msgspec.Raw | None = None
+    made_from: list[msgspec.Raw] | None = None

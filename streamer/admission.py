@@ -123,10 +123,10 @@ class RemoteAdmission:
             request,
             streamer,
             deadline_s,
-            None if before is None else msgspec.Raw(before),
+            admit.items_of(before),
         )
         answer = await self._ask(admit.RESPOND, question, ADMIT_TIMEOUT_S)
-        return None if answer.made_from is None else bytes(answer.made_from)
+        return None if answer.made_from is None else msgspec.json.encode(answer.made_from)
 
     def _check_size(self, size: int) -> None:
         if size + _ENVELOPE_BYTES > self._bus.payload_bytes_max:
