@@ -14,7 +14,7 @@ from ingress.admit import Ingress, Origin, parse
 from ingress.auth import Caller
 from ingress.respond import admit_response
 from schemas import admit
-from schemas.admit import Admit, AdmitResponse, Answer, Identify, RefusalText
+from schemas.admit import Admit, AdmitResponse, Admitted, Answer, Identify, RefusalText
 from schemas.errors import Forbidden, InvalidApiKey, InvalidRequest, Refusal
 
 Question = TypeVar("Question", bound=msgspec.Struct)
@@ -71,7 +71,7 @@ class Desk:
         streamer: str,
         deadline_s: float,
         before: bytes | None,
-    ) -> bytes | None:
+    ) -> Admitted:
         """Put a response into the queue, as `respond.admit_response`. Raises a Refusal."""
         with self._counted():
             origin = Origin(Caller(tenant), request, streamer, deadline_s)
@@ -131,7 +131,7 @@ async def _admit(desk: Desk, asked: Admit) -> Answer:
 
 
 async def _respond(desk: Desk, asked: AdmitResponse) -> Answer:
-    made_from = await desk.admit_response(
+    made_from, frames = await desk.admit_response(
         asked.tenant,
         bytes(asked.body),
         request=asked.request,
@@ -139,7 +139,7 @@ async def _respond(desk: Desk, asked: AdmitResponse) -> Answer:
         deadline_s=asked.deadline_s,
         before=None if asked.before is None else msgspec.json.encode(asked.before),
     )
-    return Answer(asked.tenant, made_from=admit.items_of(made_from))
+    return Answer(asked.tenant, made_from=admit.items_of(made_from), frames=frames)
 
 
 async def _answered(

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope
 from headrace.answers import as_json
 from headrace.bus import BrokerAway, BrokerRefused, Bus
 from headrace.cancel import cancel
+from headrace.kept import keep
 from ingress import stored
 from ingress.admit import Ingress, Origin
 from ingress.cors import Cors
@@ -19,6 +20,7 @@ from ingress.handoff import Answer, Expected, Handoff
 from ingress.idempotency import Attach
 from ingress.routes import Asked, Generate
 from ingress.stored import Record, Stored
+from schemas.admit import Admitted
 from schemas.errors import (
     BrokerUnavailable,
     InvalidRequest,
@@ -35,7 +37,7 @@ from schemas.responses import (
     repeated,
     request_of,
 )
-from schemas.wire import Envelope
+from schemas.wire import Envelope, Finished, Frame, Shape, Started, Usage, encode_frame
 
 PREVIOUS: Final = "previous_response_id"
 ENDING_S: Final = 0.5
@@ -113,7 +115,9 @@ async def record(bus: Bus, asked: AskedResponse, envelope: Envelope) -> None:
     if not asked.stored:
         return
     tenant, request = envelope.tenant, envelope.request
-    found = Record(1, envelope.shape, envelope.deadline_s, asked.background, as_json_items(asked))
+    found = Record(
+        1, envelope.shape, envelope.deadline_s, asked.background, msgspec.json.encode(asked.items)
+    )
     try:
         try:
             await stored.store(bus, found, tenant=tenant, request=request)
@@ -124,33 +128,54 @@ async def record(bus: Bus, asked: AskedResponse, envelope: Envelope) -> None:
         raise BrokerUnavailable("The response cannot be stored.") from error
 
 
-def as_json_items(asked: AskedResponse) -> bytes:
-    """Return what a response is made from, as JSON."""
-    return msgspec.json.encode(asked.items)
-
-
 async def admit_response(
     ingress: Ingress, origin: Origin, body: bytes, *, before: bytes | None
-) -> bytes | None:
+) -> Admitted:
     """Put a response that came over a socket into the queue. Raises a Refusal.
 
-    `before` as in `asked_of`, but JSON. Returns what it is made from, as JSON, if not stored.
+    `before` as in `asked_of`, but JSON.
     """
     tenant, request = origin.caller.tenant, origin.request
     ask = parse_response(body, streamed=True)
     said = None if before is None else msgspec.json.decode(before, type=list[Item])
+    frames: tuple[bytes, ...] = ()
     try:
         asked = await asked_of(ingress.bus, ask, tenant=tenant, request=request, before=said)
-        envelope = await ingress.admit(
-            replace(origin, keep_answer=asked.stored),
-            asked.ask,
-            body_bytes=len(body),
-            response=asked.response,
-        )
-        await record(ingress.bus, asked, envelope)
+        if ask.generate is False:
+            frames = await _prepare(ingress, origin, asked)
+        else:
+            envelope = await ingress.admit(
+                replace(origin, keep_answer=asked.stored),
+                asked.ask,
+                body_bytes=len(body),
+                response=asked.response,
+            )
+            await record(ingress.bus, asked, envelope)
     except InvalidRequest as refusal:
         raise own_words(refusal) from None
-    return None if asked.stored else as_json_items(asked)
+    return Admitted(None if asked.stored else msgspec.json.encode(asked.items), frames)
+
+
+async def _prepare(ingress: Ingress, origin: Origin, asked: AskedResponse) -> tuple[bytes, ...]:
+    """Keep what a response is made from without running it; return the frames of its reply, which
+    has no choices and so no output. Raises a Refusal."""
+    ingress.catalogue.find(asked.ask.model)
+    response = asked.response or b""
+    shape = Shape("response", asked.ask.model, int(time.time()), False, 1, False, response=response)
+    frames: tuple[Frame, ...] = (
+        Started(1, "", 0, shape),
+        Finished(1, 0, (), (), Usage(0, 0, 0), {}),
+    )
+    encoded = tuple(encode_frame(frame) for frame in frames)
+    if asked.stored:
+        bus, tenant, request = ingress.bus, origin.caller.tenant, origin.request
+        found = Record(1, shape, origin.deadline_s, False, msgspec.json.encode(asked.items))
+        try:
+            await keep(bus, tenant=tenant, request=request, frames=encoded)
+            await stored.store(bus, found, tenant=tenant, request=request)
+        except (BrokerAway, BrokerRefused) as error:
+            raise BrokerUnavailable("The response cannot be stored.") from error
+    return encoded
 
 
 class _Unread:

@@ -4,7 +4,7 @@
 `ingress.respond` a response.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -85,6 +85,14 @@ class AdmitResponse(msgspec.Struct, frozen=True):
     before: list[msgspec.Raw] | None = None
 
 
+class Admitted(NamedTuple):
+    """What became of a response: what it was made from, as JSON, if that is stored nowhere; and the
+    frames of its reply if it is not run."""
+
+    made_from: bytes | None = None
+    frames: tuple[bytes, ...] = ()
+
+
 def items_of(array: bytes | None) -> list[msgspec.Raw] | None:
     """Return the members of a JSON array as they are: msgspec knows no optional raw value."""
     return None if array is None else msgspec.json.decode(array, type=list[msgspec.Raw])
@@ -114,9 +122,11 @@ class RefusalText(msgspec.Struct, frozen=True):
 class Answer(msgspec.Struct, frozen=True):
     """The answer to all: the tenant (None for one who must still show a key), or a refusal.
 
-    `made_from` are the items of a response that is stored nowhere.
+    `made_from` are the items of a response that is stored nowhere, `frames` the whole reply to one
+    that is not run.
     """
 
     tenant: str | None = None
     refusal: RefusalText | None = None
     made_from: list[msgspec.Raw] | None = None
+    frames: tuple[bytes, ...] = ()

@@ -270,7 +270,7 @@ class ResponseEvents:
         reason = _INCOMPLETE.get(complete.reasons[0]) if complete.reasons else None
         if reason is not None:
             self._incomplete = {"reason": reason}
-        if not self._items:
+        if not self._items and complete.reasons:  # without a choice nothing was to be made
             yield from self._say("", ())
         yield from self._close()
         self.status = "incomplete" if self._incomplete else "completed"

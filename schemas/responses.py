@@ -141,7 +141,7 @@ _decoder = msgspec.json.Decoder(ResponseRequest)
 def parse_response(body: bytes, *, streamed: bool = False) -> ResponseRequest:
     """Read and check a request. Raises InvalidRequest naming the field.
 
-    `streamed` says that the answer is a stream whatever the body says.
+    `streamed` says that the answer is a stream whatever the body says: it came over a socket.
     """
     request = decode_body(_decoder, body)
     for name in _UNSERVED:
@@ -154,8 +154,8 @@ def parse_response(body: bytes, *, streamed: bool = False) -> ResponseRequest:
         raise InvalidRequest("Obfuscation is not served.", param="stream_options")
     if request.background and not request.stored:
         raise InvalidRequest("'background' needs 'store' to be true.", param="background")
-    if request.generate is False:
-        raise InvalidRequest("'generate' cannot be false here.", param="generate")
+    if request.generate is False and not streamed:
+        raise InvalidRequest("'generate' can be false on a socket only.", param="generate")
     if request.truncation == "auto":
         raise InvalidRequest("Only 'disabled' truncation is served.", param="truncation")
     if "reasoning.encrypted_content" in (request.include or ()):

@@ -11,7 +11,7 @@ import msgspec
 
 from headrace.bus import BrokerAway, Bus
 from schemas import admit
-from schemas.admit import Admit, AdmitResponse, Answer, Identify
+from schemas.admit import Admit, AdmitResponse, Admitted, Answer, Identify
 from schemas.errors import BrokerUnavailable, RequestTooLarge
 
 IDENTIFY_TIMEOUT_S: Final = 5.0
@@ -58,11 +58,10 @@ class Admission(Protocol):
         streamer: str,
         deadline_s: float,
         before: bytes | None,
-    ) -> bytes | None:
+    ) -> Admitted:
         """Put a response into the queue. Raises a Refusal.
 
         `before` is the conversation that it goes on from, where this is stored nowhere else.
-        Returns what it was made from, as JSON, where that is stored nowhere either.
         """
         ...
 
@@ -114,7 +113,7 @@ class RemoteAdmission:
         streamer: str,
         deadline_s: float,
         before: bytes | None,
-    ) -> bytes | None:
+    ) -> Admitted:
         """As `Admission.admit_response`."""
         self._check_size(len(body) + len(before or b""))
         question = AdmitResponse(
@@ -126,7 +125,10 @@ class RemoteAdmission:
             admit.items_of(before),
         )
         answer = await self._ask(admit.RESPOND, question, ADMIT_TIMEOUT_S)
-        return None if answer.made_from is None else msgspec.json.encode(answer.made_from)
+        made_from = answer.made_from
+        return Admitted(
+            None if made_from is None else msgspec.json.encode(made_from), answer.frames
+        )
 
     def _check_size(self, size: int) -> None:
         if size + _ENVELOPE_BYTES > self._bus.payload_bytes_max:

@@ -123,7 +123,7 @@ class ResponseSocket(Socket):
 
     async def _put(self, reply: OpenReply, body: bytes) -> None:
         create = self._running[reply.request]
-        made_from = await self._sockets.admission.admit_response(
+        made_from, frames = await self._sockets.admission.admit_response(
             self._tenant,
             body,
             request=reply.request,
@@ -133,6 +133,8 @@ class ResponseSocket(Socket):
         )
         if made_from is not None:
             self._made_from[reply.request] = made_from
+        if frames:
+            reply.give(frames)
 
     async def _relay(self, name: str, reply: OpenReply) -> bytes | None:
         last = await super()._relay(name, reply)

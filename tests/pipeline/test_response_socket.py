@@ -218,7 +218,6 @@ UNCLEAR: list[tuple[Any, str | None]] = [
     ({"type": "response.create", "input": "x"}, "model"),
     ({"type": "response.create", "model": "sim"}, "input"),
     ({"type": "response.create", "model": "sim", "input": "x", "background": True}, "background"),
-    ({"type": "response.create", "model": "sim", "input": "x", "generate": False}, "generate"),
     ({"type": "response.create", "model": "nonsense", "input": "x"}, "model"),
     ({"type": "response.create", "model": "sim", "input": "x", "top_p": 5}, "top_p"),
     ({"type": "response.cancel"}, "response_id"),
@@ -278,6 +277,31 @@ def test_what_is_stored_nowhere_is_gone_on_from_on_its_own_socket_alone(system: 
         items = list(sdk.responses.input_items.list(names[1], order="asc"))
     texts = [item.content[0].text for item in items if item.type == "message"]  # type: ignore[union-attr]
     assert texts == ["say 0", "0", "say 1", "1", "say 2", "2", "And?"]
+
+
+@pytest.mark.parametrize("store", [True, False])
+def test_a_turn_may_be_prepared_without_being_run(system: System, store: bool) -> None:
+    async def test(talk: Talk) -> None:
+        await talk.create(input="Remember.", generate=False, store=store)
+        events = await talk.until(*ENDS)
+        assert [event["type"] for event in events] == [
+            "response.created",
+            "response.in_progress",
+            "response.completed",
+        ]
+        assert events[-1]["response"]["output"] == []
+        previous = events[-1]["response"]["id"]
+        last = await talk.answer(
+            input="Now.", previous_response_id=previous, store=store, max_output_tokens=5
+        )
+        turns = [{"role": "user", "content": text} for text in ("Remember.", "Now.")]
+        by_hand = await talk.answer(input=turns, max_output_tokens=5)
+        assert text_of(last["response"]) == text_of(by_hand["response"])
+        unknown = await talk.answer(model="nonsense", generate=False)
+        assert unknown["error"]["code"] == "model_not_found"
+
+    on_socket(system, test)
+    system.wait_at_rest()
 
 
 def test_a_socket_has_256_responses_and_no_more(system: System) -> None:

@@ -138,7 +138,14 @@ def test_events_have_names_and_ids_and_no_done(system: System) -> None:
     assert [event.id for event in events] == [str(number) for number in range(len(events))]
     assert events[-1].name == "response.completed"
     request = answer.headers["x-request-id"]
-    assert events[0].json["response"]["id"] == request.replace("req_", "resp_")
+    name = request.replace("req_", "resp_")
+    assert events[0].json["response"]["id"] == name
+    with system.client() as client:
+        again = client.get(f"{RESPONSES}/{name}", params={"stream": "true"})
+        url = f"{system.socket_end.url}/v1/streams/{request}"
+        rest = client.get(url, headers={"last-event-id": "3"})
+    assert again.content == answer.content
+    assert events_of(rest.content) == events[4:]
 
 
 def test_the_opening_does_not_wait_for_the_first_token(system: System) -> None:
