@@ -38,6 +38,7 @@ from schemas import subjects
 from streamer.app import client_routes
 from streamer.mailbox import Mailbox
 from streamer.orphans import Orphans
+from streamer.response_socket import ROOMS
 from streamer.telemetry import readings as streamer_readings
 from streamer.websocket import Sockets
 
@@ -99,8 +100,8 @@ async def _serve(
     orphans = Orphans(bus, mailbox)
     upkeep.on_remade(subjects.REQUESTS, orphans.queue_remade)
     desk = Desk(ingress)
-    sockets = Sockets(mailbox, desk)
     await workforce.start()
+    sockets = Sockets(mailbox, desk, rooms=ROOMS)
     await mailbox.start()
     await catalogue.start()
     await line.start()

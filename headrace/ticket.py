@@ -29,7 +29,8 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     """The right to read one reply: where, whose, until when (epoch seconds), and in what form.
 
     `attach` is empty for the client that came with the request. A further reader's ticket has a
-    name of its own there, since each is good once. `lingers` says that the client may come back.
+    name of its own there, since each is good once. `lingers` says that the client may come back,
+    `after` what it has: the id of an event.
     """
 
     streamer: str
@@ -42,6 +43,7 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     attach: str = ""
     lingers: bool = False
     model: str = ""
+    after: int = -1
 
 
 class Tickets:

@@ -56,9 +56,10 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class Accepted:
     """A request that is queued, and what its tenant has left."""
 
+    envelope: Envelope
     standings: Standings
 
 
@@ -94,11 +95,14 @@ class Ingress:
         self.draining = False
         self._threads = threads
 
-    async def admit(self, origin: Origin, ask: Ask, *, body_bytes: int) -> Admitted:
+    async def admit(
+        self, origin: Origin, ask: Ask, *, body_bytes: int, response: bytes | None = None
+    ) -> Accepted:
         """Put an authenticated request into the queue. Raises a Refusal.
 
         Whoever reads the reply must expect it before the call. `body_bytes` is the size of what
-        `ask` was read from.
+        `ask` was read from. `response` makes the answer a Responses object: the members of it that
+        repeat the request, as JSON.
         """
         state = step(State.RECEIVED, State.AUTHENTICATED)
         if self.draining:
@@ -124,7 +128,7 @@ class Ingress:
         try:
             async with turn as standings:
                 state = step(state, State.RESERVED)
-                envelope = _envelope(origin, ask, cost, tokens, policy)
+                envelope = _envelope(origin, ask, cost, tokens, policy, response)
                 state = step(state, State.QUEUED)
                 await dispatch(self.bus, _subject(origin, model, ask, tokens, policy), envelope)
         except (QueueFull, QueueTimeout, DeadlineExceeded) as refusal:
@@ -132,7 +136,7 @@ class Ingress:
                 raise
             raise no_workers(ask.model) from refusal
         step(state, State.PUBLISHED)
-        return Admitted(standings)
+        return Accepted(envelope, standings)
 
     async def _tokens(self, model: Model, ask: Ask, body_bytes: int) -> list[int]:
         """Render and tokenise, in a thread where that takes long: the others must not wait.
@@ -195,7 +199,12 @@ def _subject(
 
 
 def _envelope(
-    origin: Origin, ask: Ask, cost: Cost, tokens: Sequence[int], policy: Policy
+    origin: Origin,
+    ask: Ask,
+    cost: Cost,
+    tokens: Sequence[int],
+    policy: Policy,
+    response: bytes | None,
 ) -> Envelope:
     tenant = origin.caller.tenant
     options = ask.stream_options
@@ -207,7 +216,7 @@ def _envelope(
         prompt=pack_tokens(tokens),
         sampling=_sampling(ask, cost),
         shape=Shape(
-            endpoint="chat" if isinstance(ask, ChatRequest) else "completion",
+            endpoint=_endpoint(ask, response),
             model=ask.model,
             created_s=int(time.time()),
             include_usage=bool(options and options.include_usage),
@@ -215,6 +224,7 @@ def _envelope(
             logprobs=ask.alternatives is not None,
             keep=ask.keep,
             event_ids=not (options and options.include_event_ids is False),
+            response=response or b"",
         ),
         deadline_s=origin.deadline_s,
         cache_salt=None if policy.share_prefixes else tenant,
@@ -222,6 +232,12 @@ def _envelope(
         keep_answer=origin.keep_answer,
         key=origin.caller.key,
     )
+
+
+def _endpoint(ask: Ask, response: bytes | None) -> str:
+    if response is not None:
+        return "response"
+    return "chat" if isinstance(ask, ChatRequest) else "completion"
 
 
 def _sampling(ask: Ask, cost: Cost) -> Sampling:

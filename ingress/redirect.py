@@ -92,6 +92,7 @@ class Redirect:
         deadline_s: float,
         stream: bool,
         headers: Mapping[str, str],
+        after: int = -1,
     ) -> Response:
         """Send a further reader to any streamer. Raises NoStreamers."""
         chosen = self._choose()
@@ -104,6 +105,7 @@ class Redirect:
             stream,
             attach=secrets.token_hex(8),
             lingers=True,
+            after=after,
         )
         return self.to(chosen, ticket, headers)
 

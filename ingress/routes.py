@@ -2,6 +2,8 @@
 
 import logging
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -13,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from headrace.answers import as_json, refused
 from headrace.deadline import timeout_s_of
 from headrace.requests import peer_of
-from ingress.admit import Ingress, Origin, parse
+from ingress.admit import Ask, Ingress, Origin, parse
 from ingress.cors import Cors
 from ingress.handoff import Answer, Expected, Handoff
 from ingress.idempotency import Attach, Keys, keyed
@@ -21,10 +23,21 @@ from ingress.ratelimit import headers_of, ratelimit_headers
 from schemas.admit import Caller
 from schemas.errors import InternalError, InvalidRequest, Refusal, RequestTooLarge
 from schemas.subjects import new_request_id
+from schemas.wire import Envelope
 
 log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX: Final = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a body asks for. `response` and `stored` as in `Ingress.admit` and `Record`."""
+
+    ask: Ask
+    stream: bool
+    response: bytes | None = None
+    stored: bool = False
 
 
 class Generate:
@@ -82,8 +95,9 @@ class Generate:
         timeout_s = timeout_s_of(timeout, default_s=policy.deadline_s)
         deadline_s = time.time() + timeout_s
         body = await read_body(Request(scope, receive))
-        ask = parse(body, chat=self._chat)
-        asked = keyed(
+        asked = await self._parse(body, tenant=caller.tenant, request=request)
+        ask = asked.ask
+        key = keyed(
             scope["headers"],
             tenant=caller.tenant,
             request=request,
@@ -106,29 +120,46 @@ class Generate:
                     request,
                     expected.streamer,
                     deadline_s,
-                    keep_answer=asked is not None,
+                    keep_answer=asked.stored or key is not None,
                     left=partial(_left, receive),
                 )
-                admitted = await self._ingress.admit(origin, ask, body_bytes=len(body))
-                headers.update(headers_of(admitted.standings))
+                accepted = await self._ingress.admit(
+                    origin, ask, body_bytes=len(body), response=asked.response
+                )
+                headers.update(headers_of(accepted.standings))
+                return await self._accepted(asked, accepted.envelope, expected)
             except BaseException:
                 expected.drop()
                 raise
-            return expected
 
-        begun = await begin() if asked is None else await self._keys.once(asked, begin)
+        begun = await begin() if key is None else await self._keys.once(key, begin)
         if isinstance(begun, Attach):
-            return await self._handoff.attach(
-                tenant=caller.tenant,
-                request=begun.request,
-                deadline_s=begun.deadline_s,
-                stream=bool(ask.stream),
-                headers={"x-request-id": begun.request, **headers},
-            )
+            return await self._attach(asked, caller.tenant, begun, headers)
         return begun.answer(
-            stream=bool(ask.stream),
+            stream=asked.stream,
             headers={"x-request-id": request, **headers},
-            lingers=asked is not None,
+            lingers=key is not None,
+        )
+
+    async def _parse(self, body: bytes, *, tenant: str, request: str) -> Asked:
+        """Read and check a body. Raises a Refusal."""
+        ask = parse(body, chat=self._chat)
+        return Asked(ask, stream=bool(ask.stream))
+
+    async def _accepted(self, asked: Asked, envelope: Envelope, expected: Expected) -> Expected:
+        """Do what is due once a request is in the queue; return who answers. Raises a Refusal."""
+        return expected
+
+    async def _attach(
+        self, asked: Asked, tenant: str, there: Attach, headers: Mapping[str, str]
+    ) -> Answer:
+        """Return the answer of a request that is there already, for one more reader."""
+        return await self._handoff.attach(
+            tenant=tenant,
+            request=there.request,
+            deadline_s=there.deadline_s,
+            stream=asked.stream,
+            headers={"x-request-id": there.request, **headers},
         )
 
 

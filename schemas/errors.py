@@ -54,6 +54,12 @@ class OverPolicy(InvalidRequest):
     code = "token_limit_exceeded"
 
 
+class PreviousResponseNotFound(InvalidRequest):
+    """The response that is to be gone on from is unknown here, or not stored."""
+
+    code = "previous_response_not_found"
+
+
 class RefusedByEngine(InvalidRequest):
     """The engine says that the request cannot be served as it is."""
 

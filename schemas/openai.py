@@ -152,11 +152,11 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
         return self.logprobs
 
 
-_Request = TypeVar("_Request", bound=Generation)
+_Request = TypeVar("_Request", bound=msgspec.Struct)
 
 _chat = msgspec.json.Decoder(ChatRequest)
 _completion = msgspec.json.Decoder(CompletionRequest)
-_PATH: Final = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+_PATH: Final = re.compile(r" - at `(?:key`? in `?)?\$\.?([^`]*)`$")
 _INDEX: Final = re.compile(r"(\[[^\]]*\])+$")
 _MISSING: Final = re.compile(r"missing required field `([^`]+)`")
 
@@ -166,7 +166,7 @@ def parse_chat(body: bytes, *, streamed: bool = False) -> ChatRequest:
 
     `streamed` says that the answer is a stream whatever the body says.
     """
-    request = _decode(_chat, body)
+    request = decode_body(_chat, body)
     _check_shared(request, streamed=streamed)
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
@@ -184,7 +184,7 @@ def parse_chat(body: bytes, *, streamed: bool = False) -> ChatRequest:
 
 def parse_completion(body: bytes, *, streamed: bool = False) -> CompletionRequest:
     """Read and check a completion request; arguments and errors as `parse_chat`."""
-    request = _decode(_completion, body)
+    request = decode_body(_completion, body)
     _check_shared(request, streamed=streamed)
     if request.echo:
         raise InvalidRequest("'echo' is not served.", param="echo")
@@ -199,7 +199,8 @@ def parse_completion(body: bytes, *, streamed: bool = False) -> CompletionReques
     return request
 
 
-def _decode(decoder: "msgspec.json.Decoder[_Request]", body: bytes) -> _Request:
+def decode_body(decoder: "msgspec.json.Decoder[_Request]", body: bytes) -> _Request:
+    """Read a request's body. Raises InvalidRequest naming the field."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:

@@ -30,7 +30,7 @@ class BadFrame(Exception):
 class Shape(NamedTuple):
     """What a reader must know to render a reply: it is in the log, so a replay is byte-equal."""
 
-    endpoint: str  # "chat" or "completion"
+    endpoint: str  # "chat", "completion" or "response"
     model: str
     created_s: int
     include_usage: bool
@@ -38,6 +38,7 @@ class Shape(NamedTuple):
     logprobs: bool
     keep: bool = False  # whether the request runs on when its last reader leaves
     event_ids: bool = True
+    response: bytes = b""  # JSON: what a Responses object repeats of its request
 
 
 class TopToken(NamedTuple):

@@ -12,7 +12,7 @@ import msgspec
 
 from headrace.bus import BrokerAway, Bus
 from schemas import admit
-from schemas.admit import Admit, Answer, Caller, Identify
+from schemas.admit import Admit, AdmitResponse, Admitted, Answer, Caller, Identify
 from schemas.errors import BrokerUnavailable, Draining, RequestTooLarge
 
 IDENTIFY_TIMEOUT_S: Final = 5.0
@@ -55,6 +55,22 @@ class Admission(Protocol):
         """Put a streamed request into the queue and return its model. Raises a Refusal."""
         ...
 
+    async def admit_response(
+        self,
+        caller: Caller,
+        body: bytes,
+        *,
+        request: str,
+        streamer: str,
+        deadline_s: float,
+        before: bytes | None,
+    ) -> Admitted:
+        """Put a response into the queue. Raises a Refusal.
+
+        `before` is the conversation that it goes on from, where this is stored nowhere else.
+        """
+        ...
+
 
 class RemoteAdmission:
     """Asks any ingress, through NATS. An `Admission`."""
@@ -91,11 +107,7 @@ class RemoteAdmission:
         deadline_s: float,
     ) -> str:
         """As `Admission.admit`."""
-        if len(body) + _ENVELOPE_BYTES > self._bus.payload_bytes_max:
-            raise RequestTooLarge(
-                f"The request is {len(body)} bytes; the broker's limit is"
-                f" {self._bus.payload_bytes_max} bytes a message."
-            )
+        self._check_size(len(body))
         question = Admit(
             caller.tenant,
             chat,
@@ -107,6 +119,43 @@ class RemoteAdmission:
             caller.until_s,
         )
         return (await self._ask(admit.ADMIT, question, ADMIT_TIMEOUT_S)).model
+
+    async def admit_response(
+        self,
+        caller: Caller,
+        body: bytes,
+        *,
+        request: str,
+        streamer: str,
+        deadline_s: float,
+        before: bytes | None,
+    ) -> Admitted:
+        """As `Admission.admit_response`."""
+        self._check_size(len(body) + len(before or b""))
+        question = AdmitResponse(
+            caller.tenant,
+            msgspec.Raw(body),
+            request,
+            streamer,
+            deadline_s,
+            admit.items_of(before),
+            caller.key,
+            caller.until_s,
+        )
+        answer = await self._ask(admit.RESPOND, question, ADMIT_TIMEOUT_S)
+        made_from = answer.made_from
+        return Admitted(
+            answer.model,
+            None if made_from is None else msgspec.json.encode(made_from),
+            answer.frames,
+        )
+
+    def _check_size(self, size: int) -> None:
+        if size + _ENVELOPE_BYTES > self._bus.payload_bytes_max:
+            raise RequestTooLarge(
+                f"The request is {size} bytes; the broker's limit is"
+                f" {self._bus.payload_bytes_max} bytes a message."
+            )
 
     async def _ask(self, endpoint: str, question: msgspec.Struct, timeout_s: float) -> Answer:
         # Of several ingress the broker chooses one, and that may be stopping just now.

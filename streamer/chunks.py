@@ -4,17 +4,15 @@ so that a replay is equal byte for byte.
 Objects as OpenAI documents them: `chat.completion.chunk`, `chat.completion`, `text_completion`.
 """
 
-import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from schemas.wire import Piece, Shape, TokenLogprob, Usage
+from schemas.logprobs import finite, logprob_of
+from schemas.wire import Piece, Shape, Usage
 
 _json = msgspec.json.Encoder().encode
-_LEAST_LOGPROB: Final = -9999.0
-"""What OpenAI reports for a token outside the likeliest: JSON has no infinity."""
 
 
 class Chunks:
@@ -115,7 +113,7 @@ def logprobs_of(pieces: Sequence[Piece], *, chat: bool) -> dict[str, Any]:
     """Return the API's log probabilities of some pieces of one choice."""
     tokens = [token for piece in pieces for token in piece.logprobs or ()]
     if chat:
-        return {"content": [_chat_logprob(token) for token in tokens]}
+        return {"content": [logprob_of(token) for token in tokens]}
     offsets = []
     offset = 0
     for token in tokens:
@@ -127,18 +125,3 @@ def logprobs_of(pieces: Sequence[Piece], *, chat: bool) -> dict[str, Any]:
         "tokens": [token.text for token in tokens],
         "top_logprobs": [{top.text: finite(top.logprob) for top in token.top} for token in tokens],
     }
-
-
-def _chat_logprob(token: TokenLogprob) -> dict[str, Any]:
-    return _one_logprob(token.text, token.logprob) | {
-        "top_logprobs": [_one_logprob(top.text, top.logprob) for top in token.top]
-    }
-
-
-def _one_logprob(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode())}
-
-
-def finite(logprob: float) -> float:
-    """Return a log probability that JSON can hold."""
-    return logprob if math.isfinite(logprob) else _LEAST_LOGPROB

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from schemas.reply import Complete, Shown
 from schemas.wire import Piece, Shape
 from streamer.chunks import answer_id, logprobs_of, usage_of
-from streamer.reply import Complete, Shown
 
 
 class Collected:

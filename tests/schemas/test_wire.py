@@ -54,12 +54,13 @@ PIECES = st.lists(
 ).map(tuple)
 SHAPES = st.builds(
     Shape,
-    st.sampled_from(["chat", "completion"]),
+    st.sampled_from(["chat", "completion", "response"]),
     TEXTS,
     COUNTS,
     st.booleans(),
     COUNTS,
     st.booleans(),
+    response=st.binary(),
 )
 USAGES = st.builds(Usage, COUNTS, COUNTS, COUNTS)
 FRAMES = st.one_of(
@@ -80,15 +81,15 @@ FRAMES = st.one_of(
 
 SHAPE = Shape("chat", "m", 5, True, 1, False)
 # Written by hand from msgpack's specification: 9x array, ax string, c0 nil, c2 false, c3 true,
-# ff -1, cb double, 8x map.
+# c4 bin, ff -1, cb double, 8x map.
 GOLDEN: dict[str, tuple[Frame, str]] = {
     "started": (
         Started(0, "w", 0, SHAPE),
-        "97 01 00 00 a7 73746172746564 a1 77 00 98 a4 63686174 a1 6d 05 c3 01 c2 c2 c3",
+        "97 01 00 00 a7 73746172746564 a1 77 00 99 a4 63686174 a1 6d 05 c3 01 c2 c2 c3 c400",
     ),
     "started that has yet to read the log": (
         Started(0, "w", None, SHAPE),
-        "97 01 00 00 a7 73746172746564 a1 77 c0 98 a4 63686174 a1 6d 05 c3 01 c2 c2 c3",
+        "97 01 00 00 a7 73746172746564 a1 77 c0 99 a4 63686174 a1 6d 05 c3 01 c2 c2 c3 c400",
     ),
     "tokens": (
         Tokens(7, 3, (Piece(0, "hi", (258,)),)),
@@ -177,6 +178,11 @@ def test_a_shape_from_before_keep_is_one_that_does_not_keep() -> None:
     assert decode_frame(old) == Started(0, "w", 0, SHAPE)
 
 
+def test_a_shape_from_before_responses_is_one_of_none() -> None:
+    old = bytes.fromhex("97010000a773746172746564a1770098a463686174a16d05c301c2c2c3")
+    assert decode_frame(old) == Started(0, "w", 0, SHAPE)
+
+
 def test_span_counts_tokens_not_pieces() -> None:
     assert span(()) == 0
     assert span((Piece(0, "a", (1,)), Piece(1, "", (2, 3, 4)))) == 4
@@ -211,7 +217,7 @@ ENVELOPE_BYTES = bytes.fromhex(
     " a5 7265706c79 ad 7265706c6965732e732e742e72"  # reply
     " a6 70726f6d7074 c404 01000000"  # prompt, a bin
     " a8 73616d706c696e67 81 aa 6d61785f746f6b656e73 02"  # sampling: max_tokens
-    " a5 7368617065 98 a4 63686174 a1 6d 05 c3 01 c2 c2 c3"  # shape
+    " a5 7368617065 99 a4 63686174 a1 6d 05 c3 01 c2 c2 c3 c400"  # shape
     " aa 646561646c696e655f73 cb3ff8000000000000"  # deadline_s
 )
 
@@ -224,7 +230,7 @@ def test_an_envelope_has_the_bytes_of_the_specification() -> None:
 
 
 def test_an_envelope_from_before_keep_is_read() -> None:
-    shape = bytes.fromhex("98a463686174a16d05c301c2c2c3")
+    shape = bytes.fromhex("99a463686174a16d05c301c2c2c3c400")
     before = bytes.fromhex("96a463686174a16d05c301c2")
     assert shape in ENVELOPE_BYTES
     assert decode_envelope(ENVELOPE_BYTES.replace(shape, before)) == ENVELOPE

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from schemas.logprobs import finite
 from schemas.wire import Piece, Shape, TokenLogprob, TopToken, Usage
-from streamer.chunks import Chunks, answer_id, finite, logprobs_of
+from streamer.chunks import Chunks, answer_id, logprobs_of
 
 
 def shape(endpoint: str, *, usage: bool = False, choices: int = 1, logprobs: bool = False) -> Shape:

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from schemas.reply import Complete, Shown
 from schemas.wire import Piece, Shape, TokenLogprob, Usage
 from streamer.collect import Collected
-from streamer.reply import Complete, Shown
 
 USAGE = Usage(3, 4, 2)
 
