@@ -78,8 +78,8 @@ class Generate:
         caller = await self._ingress.gate.recognise(scope["headers"], peer=peer_of(scope))
         try:
             return await self._admit_from(caller, scope, receive, request, headers)
-        except Refusal as refusal:
-            headers |= await ratelimit_headers(self._ingress.line, caller.tenant, refusal)
+        except Refusal:
+            headers |= await ratelimit_headers(self._ingress.line, caller.tenant)
             raise
 
     async def _admit_from(

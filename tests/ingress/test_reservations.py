@@ -9,9 +9,9 @@ import pytest
 from headrace import topology, versioned
 from headrace.bus import Bus, BusSettings, connection
 from ingress.limits import Limits, Standing
-from ingress.reservations import RateLimited, Reservations, Standings
+from ingress.reservations import Reservations, Standings
 from schemas import subjects
-from schemas.errors import BrokerUnavailable
+from schemas.errors import BrokerUnavailable, TooManyRequests
 from schemas.subjects import new_request_id
 from tests.broker import with_bus
 from tests.servers import NatsServer
@@ -27,7 +27,7 @@ async def _ask(node: Reservations, tenant: str, *, tokens: int = 10) -> str | No
     request = new_request_id()
     try:
         await node.reserve(tenant, request=request, tokens=tokens, deadline_s=time.time() + 60)
-    except RateLimited:
+    except TooManyRequests:
         return None
     return request
 
