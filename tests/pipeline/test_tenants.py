@@ -15,8 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
+from headrace.bus import Bus
+from schemas.admit import Admit, Answer
+from schemas.subjects import new_request_id
+from tests.broker import with_bus
 from tests.pipeline.asking import CHAT, chat, hook, refusal
 from tests.pipeline.conftest import Mode, Node, _apply, front, page, worker
 from tests.queue import asked, headrace
@@ -225,9 +230,9 @@ def test_tenants_share_a_cached_prefix_only_where_both_allow_it(house: House) ->
 
 def test_a_new_key_opens_every_door_and_a_revoked_one_none(house: House) -> None:
     key = house.create("fresh")
-    wait_for(lambda: all(house.opens(key)), within_s=5, what="the key")
+    wait_for(lambda: all(house.opens(key)), within_s=15, what="the key")
     assert headrace(house.nats_url, "keys", "revoke", house.key_id("fresh")).exit_code == 0
-    wait_for(lambda: not any(house.opens(key)), within_s=5, what="its end")
+    wait_for(lambda: not any(house.opens(key)), within_s=15, what="its end")
     assert refusal(house.ask(key))["code"] == "invalid_api_key"
     assert headrace(house.nats_url, "keys", "list", "--tenant", "fresh").stdout == ""
 
@@ -238,14 +243,14 @@ def test_changed_terms_hold_at_every_door(house: House) -> None:
     def codes(**more: Any) -> set[int]:
         return {house.ask(key, door, **more).status_code for door in (0, 1)}
 
-    wait_for(lambda: codes(max_tokens=50) == {200}, within_s=10, what="the key")
+    wait_for(lambda: codes(max_tokens=50) == {200}, within_s=15, what="the key")
     assert headrace(house.nats_url, "tenants", "set", "changing", "--tier", "tiny").exit_code == 0
-    wait_for(lambda: codes(max_tokens=50) == {400}, within_s=10, what="the tier's bound")
+    wait_for(lambda: codes(max_tokens=50) == {400}, within_s=15, what="the tier's bound")
     own = ("tenants", "set", "changing", "--max-output-tokens", "60")
     assert headrace(house.nats_url, *own).exit_code == 0
-    wait_for(lambda: codes(max_tokens=50) == {200}, within_s=10, what="its own bound")
+    wait_for(lambda: codes(max_tokens=50) == {200}, within_s=15, what="its own bound")
     assert headrace(house.nats_url, "tenants", "delete", "changing").exit_code == 0
-    wait_for(lambda: codes() == {401}, within_s=10, what="its end")
+    wait_for(lambda: codes() == {401}, within_s=15, what="its end")
 
 
 def revoked_while_it_streams(
@@ -253,7 +258,7 @@ def revoked_while_it_streams(
 ) -> list[dict[str, Any]]:
     """Return the events of a stream whose key is revoked after its first token."""
     key = house.create(tenant)
-    wait_for(lambda: all(house.opens(key)), within_s=5, what="the key")
+    wait_for(lambda: all(house.opens(key)), within_s=15, what="the key")
     ids = {each["id"] for each in asked(house.nats_url, "keys", "list")["keys"]}
     mine = "key_" + hashlib.sha256(hashlib.sha256(key.encode()).digest()).hexdigest()[:16]
     assert mine in ids
@@ -302,24 +307,39 @@ def test_a_socket_opened_by_a_revoked_key_takes_no_further_request(house: House)
             assert refused.error is not None
             assert refused.error["code"] == "invalid_api_key"
 
-    wait_for(lambda: all(house.opens(key)), within_s=5, what="the key")
+    wait_for(lambda: all(house.opens(key)), within_s=15, what="the key")
     asyncio.run(run())
 
 
-def test_a_token_opens_a_socket_until_it_expires(house: House) -> None:
-    expires_s = time.time() + 4
-    token = signed({"tenant": "acme", "aud": "headrace", "exp": expires_s}).decode()
+def test_a_token_opens_a_socket(house: House) -> None:
+    token = signed({"tenant": "acme", "aud": "headrace", "exp": time.time() + 600}).decode()
 
     async def run() -> None:
         async with talking(socket_end(house), CHAT) as talk:
             await talk.say({"type": "auth", "key": token})
             assert (await talk.ask("a", chat(sim=hook("a")))).text() == "a"
-            await until(lambda: time.time() > expires_s)
-            refused = await talk.ask("b", chat(sim=hook("b")))
-            assert refused.error is not None
-            assert refused.error["code"] == "invalid_api_key"
 
     asyncio.run(run())
+
+
+def test_a_socket_whose_token_has_expired_takes_no_further_request(house: House) -> None:
+    async def run(bus: Bus) -> Answer:
+        body = msgspec.Raw(json.dumps(chat()).encode())
+        question = Admit(
+            tenant="acme",
+            chat=True,
+            body=body,
+            request=new_request_id(),
+            streamer="s",
+            deadline_s=time.time() + 60,
+            until_s=time.time() - 1,
+        )
+        data = await bus.request("ingress.admit", msgspec.json.encode(question), timeout_s=10)
+        return msgspec.json.decode(data, type=Answer)
+
+    answer = with_bus(house.nats_url, run)
+    assert answer.refusal is not None
+    assert answer.refusal.kind == "InvalidApiKey"
 
 
 def test_a_proxys_certificate_opens_a_socket(house: House) -> None:
@@ -340,10 +360,10 @@ def series(house: House) -> int:
 
 def flood(house: House, body: Callable[[int], dict[str, Any]], count: int) -> set[int]:
     async def run() -> set[int]:
-        limits = httpx.Limits(max_connections=20)
+        limits, timeout = httpx.Limits(max_connections=20), httpx.Timeout(60, pool=None)
         headers = {"authorization": f"Bearer {KEYS['acme']}", "content-type": "application/json"}
         async with httpx.AsyncClient(
-            base_url=house.doors[0].url, timeout=60, limits=limits, headers=headers
+            base_url=house.doors[0].url, timeout=timeout, limits=limits, headers=headers
         ) as client:
             answers = [
                 client.post(CHAT, content=json.dumps(body(number))) for number in range(count)
