@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final, Literal, NamedTuple
 
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 Kind = Literal["tenant", "tier", "key"]
 Name = tuple[Kind, str]
 Record = Entry[Tenant] | Entry[Tier] | Entry[Key]
+Change = tuple[Name, Record | None]
 
 STREAM: Final = f"KV_{subjects.TENANTS}"
 CHECK_S: Final = 5.0
@@ -261,10 +262,15 @@ async def seed(
     BrokerRefused.
     """
     changes = seeding(stored, keys, tenancy, now_s=time.time())
+    await write(bus, changes)
+    return len(changes)
+
+
+async def write(bus: Bus, changes: Sequence[Change]) -> None:
+    """Write entries, those that are None away. Raises BrokerAway and BrokerRefused."""
     for start in range(0, len(changes), _CHUNK):
         chunk = changes[start : start + _CHUNK]
         await asyncio.gather(*[put(bus, *name, record) for name, record in chunk])
-    return len(changes)
 
 
 def seeding(
@@ -273,7 +279,7 @@ def seeding(
     tenancy: Tenancy,
     *,
     now_s: float,
-) -> list[tuple[Name, Record | None]]:
+) -> list[Change]:
     """Return what must be written so that the bucket holds the configuration's words."""
     wanted: dict[Name, Tenant | Tier | Key] = {}
     for tier in tenancy.tiers.values():
@@ -283,7 +289,7 @@ def seeding(
     for each in keys:
         key = Key(tenant=each.tenant, sha256=each.sha256)
         wanted["key", key.id] = key
-    changes: list[tuple[Name, Record | None]] = []
+    changes: list[Change] = []
     for name, value in wanted.items():
         there = stored.get(name)
         digest = hashlib.sha256(msgspec.json.encode(value)).hexdigest()[:16]

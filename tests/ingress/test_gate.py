@@ -8,7 +8,9 @@ import pytest
 
 from headrace import tenants, topology
 from headrace.bus import Bus
+from headrace.lifecycle import running_tasks
 from headrace.settings import NO_CONFIG, BadSetting, load_config
+from ingress import gate
 from ingress.auth import Caller
 from ingress.gate import Entrance
 from schemas.errors import InvalidApiKey
@@ -121,3 +123,25 @@ def test_keys_that_can_are_taken(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     entrance(tmp_path, '[jwt]\nkey = "too short"\n')
     assert "shorter than 32 bytes" in caplog.text
     assert "too short" not in caplog.text
+
+
+def test_a_long_configuration_is_written_while_the_node_serves(
+    tenants_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "AT_ONCE_MAX", 10)
+    text = "".join(f'[[tenants]]\nname = "t{n}"\n' for n in range(11))
+
+    async def run(bus: Bus) -> None:
+        door = entrance(tmp_path, text)
+        await door.open(bus, on_change=lambda: None)
+        assert door.gate.directory.knows("t10")
+        assert await tenants.read_bucket(bus) == {}
+        async with running_tasks() as tasks:
+            door.start(tasks)
+            await until(lambda: _count(bus, 11))
+
+    with_bus(tenants_url, run)
+
+
+async def _count(bus: Bus, count: int) -> bool:
+    return len(await tenants.read_bucket(bus)) == count
