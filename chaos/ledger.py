@@ -150,7 +150,7 @@ def recoveries(happened: Sequence[Happened], tallies: Iterable[Tally]) -> list[R
             continue  # its client sees no tokens come
         for began_s, ended_s in tally.gaps:
             for kill in kills:
-                if began_s - 0.1 <= kill.began_s < ended_s:
+                if began_s - 0.1 <= kill.began_s < ended_s - GAP_S:
                     alone = _alone(kill, happened, ended_s)
                     request = tally.requests[-1] if tally.requests else tally.order.name
                     took_s = ended_s - kill.began_s
