@@ -15,6 +15,7 @@ from headrace.lifecycle import log_to_stdout, running_tasks, settle_memory
 from headrace.node import Stopped, admin_port, broker, unique
 from headrace.settings import (
     CorsSettings,
+    LineSettings,
     ListenSettings,
     NodeSettings,
     WebSocketSettings,
@@ -23,6 +24,7 @@ from headrace.settings import (
 from headrace.telemetry import Readiness, admin_routes, registry_of
 from headrace.upkeep import Upkeep
 from headrace.workforce import Workforce
+from ingress.admission import Order
 from ingress.admit import Ingress
 from ingress.app import Application
 from ingress.catalogue import Catalogue
@@ -30,6 +32,7 @@ from ingress.cors import Cors
 from ingress.desk import Desk
 from ingress.desk import serve as serve_desk
 from ingress.gate import Entrance
+from ingress.line import Line
 from ingress.telemetry import readings as ingress_readings
 from schemas import subjects
 from streamer.app import client_routes
@@ -40,7 +43,7 @@ from streamer.websocket import Sockets
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewaySettings(NodeSettings, ListenSettings, CorsSettings, WebSocketSettings):
+class GatewaySettings(NodeSettings, ListenSettings, CorsSettings, LineSettings, WebSocketSettings):
     """A gateway's settings."""
 
 
@@ -75,7 +78,16 @@ async def _serve(
     await entrance.open(bus, on_change=tenants_changed)
     catalogue = Catalogue(bus, clock=time.monotonic)
     threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="prompt")
-    ingress = Ingress(bus, gate=gate, catalogue=catalogue, workforce=workforce, threads=threads)
+    line = Line(
+        bus,
+        gate.directory,
+        workforce,
+        order=Order(settings.queue_order),
+        open_when_away=settings.limits_when_away == "admit",
+    )
+    ingress = Ingress(
+        bus, gate=gate, catalogue=catalogue, workforce=workforce, line=line, threads=threads
+    )
 
     def readiness() -> Readiness:
         detail = {"broker": bus.ready, "models": [card.name for card in catalogue.cards()]}
@@ -91,6 +103,7 @@ async def _serve(
     await workforce.start()
     await mailbox.start()
     await catalogue.start()
+    await line.start()
     await serve_desk(bus, desk)
     readings = [*ingress_readings(ingress), *streamer_readings(mailbox, sockets)]
     operator_routes = admin_routes(readiness, registry_of("gateway", readings))
@@ -106,11 +119,13 @@ async def _serve(
         tasks.start("models", catalogue.follow())
         tasks.start("replies", mailbox.tick_forever())
         tasks.start("workers", workforce.follow())
+        tasks.start("line", line.release_forever())
         tasks.start("upkeep", upkeep.forever())
         tasks.start("orphans", orphans.watch())
         settle_memory()
         await stop.wait()
         ingress.draining = True
+        line.room.drain()
         sockets.drain()
         await mailbox.drain(grace_s=settings.grace_s)
         await serving.close(grace_s=1.0)

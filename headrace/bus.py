@@ -87,7 +87,7 @@ class Bus:
         self._js = client.jetstream()
         self._inbox = client.new_inbox()
         self._answers = Answers()
-        self._errands = Errands(lambda: self.connected)
+        self.errands = Errands(lambda: self.connected)
         self._news = logging.DEBUG if quiet else logging.WARNING
         self._up = True
         self._closing = False
@@ -119,7 +119,7 @@ class Bus:
     def on_reconnect(self, work: Work) -> None:
         """Have `work` done after each reconnect, in a task of its own; while the broker is away or
         refuses it is tried again."""
-        self._errands.after_return(work)
+        self.errands.after_return(work)
 
     def new_inbox(self) -> str:
         """Return a fresh subject for answers; subjects below it are free too."""
@@ -232,7 +232,7 @@ class Bus:
             await request.respond(await answer(request.data))
 
         async def handle(request: Any) -> None:
-            self._errands.spawn(reply(request), name="service")
+            self.errands.spawn(reply(request), name="service")
 
         return handle
 
@@ -314,7 +314,7 @@ class Bus:
         log.log(self._news, "the broker is back")
         self._up = True
         self.returned_s = time.monotonic()
-        self._errands.returned()  # tasks: nats-py awaits this callback before it reads on
+        self.errands.returned()  # tasks: nats-py awaits this callback before it reads on
 
 
 async def connect(

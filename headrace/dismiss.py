@@ -16,8 +16,16 @@ from typing import Final, NamedTuple
 from headrace import journal
 from headrace.bus import BrokerRefused, Bus, Message
 from headrace.peek import Progress, progress_in
+from headrace.settle import settle
 from schemas import subjects
-from schemas.subjects import REPLIES, REQUESTS, RequestSubject, requests_of
+from schemas.subjects import (
+    REPLIES,
+    REQUESTS,
+    ReplySubject,
+    RequestSubject,
+    Settlement,
+    requests_of,
+)
 from schemas.wire import (
     BadEnvelope,
     BadFrame,
@@ -163,3 +171,14 @@ async def _write_end(bus: Bus, waiting: Waiting, *, tokens: int, first: bool = F
     message = "An operator cancelled the request."
     end = Failed(attempt, tokens, (), "request_cancelled", message, usage)
     await bus.store(waiting.reply, encode_frame(end))
+    whose = ReplySubject.parse(waiting.reply)
+    await settle(
+        bus,
+        Settlement(
+            whose.tenant,
+            whose.request,
+            waiting.shape.model,
+            None if first else waiting.prompt_tokens,
+            tokens,
+        ),
+    )

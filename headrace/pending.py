@@ -6,6 +6,7 @@ import asyncio
 import functools
 import itertools
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 
 RETRY_S: Final = 0.25
 TRIES_S_MAX: Final = 60.0
+OWED_MAX: Final = 10_000
 
 
 class Answers:
@@ -56,6 +58,7 @@ class Errands:
     def __init__(self, connected: Callable[[], bool]) -> None:
         self._connected = connected
         self._after_return: list[Work] = []
+        self._owed: deque[Work] = deque(maxlen=OWED_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self._returns = 0
 
@@ -63,10 +66,25 @@ class Errands:
         """Have `work` done after each return of the broker."""
         self._after_return.append(work)
 
+    def owe(self, work: Work) -> None:
+        """Have `work`, which the broker did not take, done once: soon, or after its return."""
+        self._owed.append(work)
+        if self._connected():
+            self.spawn(self._until_done(self._pay, self._returns), name="owed")
+
+    async def _pay(self) -> None:
+        while self._owed:
+            work = self._owed.popleft()
+            try:
+                await work()
+            except (BrokerAway, BrokerRefused):
+                self._owed.append(work)
+                raise
+
     def returned(self) -> None:
         """Do what waits for the broker's return."""
         self._returns += 1
-        for work in self._after_return:
+        for work in (*self._after_return, self._pay):
             self.spawn(self._until_done(work, self._returns), name="after the broker's return")
 
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import typer
 
@@ -184,7 +184,9 @@ Config = Annotated[
         show_default=False,
     ),
 ]
-NatsUrl = Annotated[str, _option("nats-url", "NATS server; the URL may carry credentials.")]
+NatsUrl = Annotated[
+    str, _option("nats-url", "NATS servers, with commas between; the URLs may carry credentials.")
+]
 OptionalNatsUrl = Annotated[
     str | None, _option("nats-url", "NATS server; without it, the one of the data dir.")
 ]
@@ -233,6 +235,14 @@ CorsOrigin = Annotated[
 ]
 WebSocketPingS = Annotated[
     float, _option("websocket-ping-s", "Seconds between pings on a WebSocket.", min=0.1)
+]
+QueueOrder = Annotated[
+    Literal["hybrid", "fcfs", "sjf"],
+    _option("queue-order", "How one tenant's waiting requests are ordered among themselves."),
+]
+LimitsWhenAway = Annotated[
+    Literal["refuse", "admit"],
+    _option("limits-when-away", "What becomes of requests while limits cannot be checked."),
 ]
 Engine = Annotated[EngineKind, _option("engine", "What runs the model.")]
 Model = Annotated[str | None, _option("model", "Model to run: a name or a directory.")]
@@ -314,6 +324,14 @@ class CorsSettings:
         """The origins; each may hold several with commas between."""
         named = ",".join(self.cors_origin or ()).split(",")
         return frozenset(origin.strip().lower() for origin in named if origin.strip())
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineSettings:
+    """How requests wait for their turn before they are queued."""
+
+    queue_order: QueueOrder = "hybrid"
+    limits_when_away: LimitsWhenAway = "refuse"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeGuard, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -162,7 +162,7 @@ def read_keys(raw: object) -> tuple[ApiKey, ...]:
         for name in table.keys() - {"tenant", "sha256"}:
             raise ValueError(f"{name!r} in [[keys]] is no setting; tenant and sha256 are")
         tenant, digest = table.get("tenant"), table.get("sha256")
-        if not isinstance(tenant, str) or not tenant:
+        if not _is_name(tenant):
             raise ValueError("each of [[keys]] needs a tenant")
         if not isinstance(digest, str) or not _is_sha256(digest):
             raise ValueError(f"the key of {tenant!r} needs sha256, 64 hexadecimal digits")
@@ -173,6 +173,10 @@ def read_keys(raw: object) -> tuple[ApiKey, ...]:
 def key_of(tenant: str, secret: str) -> ApiKey:
     """Return what is kept of a key."""
     return ApiKey(tenant, hashlib.sha256(secret.encode()).hexdigest())
+
+
+def _is_name(text: object) -> TypeGuard[str]:
+    return isinstance(text, str) and text.isprintable() and 0 < len(text) <= 128
 
 
 def _is_sha256(text: str) -> bool:

@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
 LOOK_TIMEOUT_S: Final = 2.0
+GONE_S: Final = 1.0
+"""How long a stream stays gone: nats-server removes the old one's files after it has said that they
+are gone, and takes a new one's along that was made too soon."""
 FAILURES_MAX: Final = 2
 """Looks in a row that bring nothing before the node is not ready."""
 NEEDED: Final = (subjects.REQUESTS, subjects.REPLIES)
@@ -32,7 +35,7 @@ _EXISTS: Final = 10058
 
 
 class Missing(Exception):
-    """A stream is not there, and this node has never seen it."""
+    """A stream is not there, and cannot be made now."""
 
 
 class Upkeep:
@@ -48,6 +51,7 @@ class Upkeep:
         self._due = asyncio.Event()
         self._failures = 0
         self._said: dict[str, str] = {}
+        self._gone_s: dict[str, float] = {}
 
     def on_remade(self, stream: str, work: Work) -> None:
         """Have `work` done, in a task of its own, whenever a stream was made anew; where the broker
@@ -89,27 +93,32 @@ class Upkeep:
     async def _look(self) -> None:
         """Look at the two streams of requests, at one of the others, and at those in doubt."""
         self._turns.rotate()
-        faults = {}
-        for name in sorted({*NEEDED, self._turns[0], *self._changed}):
-            try:
-                await self._look_at(name)
-            except (BrokerAway, BrokerRefused, Missing) as error:
-                faults[name] = f"{name}: {error}"
-            else:
-                self._changed.discard(name)
-                self._said.pop(name, None)
-            if not self._bus.connected:
-                return
+        names = sorted({*NEEDED, self._turns[0], *self._changed})
+        # At once: each of those without a leader takes its whole time.
+        found = await asyncio.gather(*map(self._fault_of, names))
+        if not self._bus.connected:
+            return
+        faults = {name: fault for name, fault in zip(names, found, strict=True) if fault}
         needed = [faults.pop(name) for name in NEEDED if name in faults]
         self._failures = self._failures + 1 if needed else 0
         if not needed:
             self._report(None)
-        elif self._failures >= FAILURES_MAX:
+        elif self._failures >= FAILURES_MAX or self._gone_s.keys() & set(NEEDED):
             self._report(needed[0])
         for name, fault in faults.items():
-            if self._said.setdefault(name, "") != fault:
-                self._said[name] = fault
-                log.warning("%s", fault)
+            before, self._said[name] = self._said.get(name), fault
+            log.log(logging.DEBUG if before == fault else logging.INFO, "%s", fault)
+
+    async def _fault_of(self, name: str) -> str | None:
+        """Look at a stream; return what is wrong with it."""
+        self._changed.discard(name)  # first: what happens while we look is looked at again
+        try:
+            await self._look_at(name)
+        except (BrokerAway, BrokerRefused, Missing) as error:
+            self._changed.add(name)
+            return f"{name}: {error}"
+        self._said.pop(name, None)
+        return None
 
     def _report(self, fault: str | None) -> None:
         before, self._bus.fault = self._bus.fault, fault
@@ -126,6 +135,7 @@ class Upkeep:
                 raise
             info = await self._make(name)
         self._configs[name] = info["config"]
+        self._gone_s.pop(name, None)
         before, self._created[name] = self._created.get(name), info["created"]
         if before not in (None, info["created"]) and name in self._remade:
             self._remade[name].returned()
@@ -133,7 +143,10 @@ class Upkeep:
     async def _make(self, name: str) -> dict[str, Any]:
         config = self._configs.get(name)
         if config is None:
-            raise Missing(f"there is no {name}; `headrace topology apply` makes it")
+            raise Missing("it does not exist; `headrace topology apply` makes it")
+        now_s = time.monotonic()
+        if now_s - self._gone_s.setdefault(name, now_s) < GONE_S:
+            raise Missing("it was deleted; it is made again in a moment")
         if name == subjects.REPLIES:
             # This log numbers the attempts, which must rise: microseconds do so faster than frames.
             config = config | {"first_seq": time.time_ns() // 1000}

@@ -44,6 +44,14 @@ class Workforce:
             for worker in self._workers.entries.values()
         )
 
+    def slots(self, model: str) -> int:
+        """Return how many requests the model's workers run at once; 0 without any."""
+        return sum(
+            worker.slots
+            for worker in self._workers.entries.values()
+            if worker.model == model and not worker.draining
+        )
+
 
 def no_workers(model: str) -> NoWorkers:
     """Return what a wait for a worker ends in where there is none."""

@@ -16,6 +16,7 @@ from headrace.node import Stopped, admin_port, broker, unique
 from headrace.requests import cancel_route
 from headrace.settings import (
     CorsSettings,
+    LineSettings,
     ListenSettings,
     NodeSettings,
     command,
@@ -25,18 +26,20 @@ from headrace.ticket import load_tickets, put_back
 from headrace.upkeep import Upkeep
 from headrace.workforce import Workforce
 from ingress import desk
+from ingress.admission import Order
 from ingress.admit import Ingress
 from ingress.app import Application
 from ingress.catalogue import Catalogue
 from ingress.cors import Cors
 from ingress.gate import Entrance
+from ingress.line import Line
 from ingress.redirect import Redirect
 from ingress.telemetry import readings as ingress_readings
 from schemas import subjects
 
 
 @dataclass(frozen=True, kw_only=True)
-class IngressSettings(NodeSettings, ListenSettings, CorsSettings):
+class IngressSettings(NodeSettings, ListenSettings, CorsSettings, LineSettings):
     """An ingress's settings."""
 
 
@@ -74,7 +77,16 @@ async def _serve(
     upkeep = Upkeep(bus)
     upkeep.on_remade(f"KV_{subjects.SECRETS}", partial(put_back, bus, tickets))
     threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="prompt")
-    ingress = Ingress(bus, gate=gate, catalogue=catalogue, workforce=workforce, threads=threads)
+    line = Line(
+        bus,
+        gate.directory,
+        workforce,
+        order=Order(settings.queue_order),
+        open_when_away=settings.limits_when_away == "admit",
+    )
+    ingress = Ingress(
+        bus, gate=gate, catalogue=catalogue, workforce=workforce, line=line, threads=threads
+    )
 
     def readiness() -> Readiness:
         detail = {
@@ -92,6 +104,7 @@ async def _serve(
             redirect.tick()
 
     await catalogue.start()
+    await line.start()
     await workforce.start()
     await redirect.start()
     clerk = desk.Desk(ingress)
@@ -110,10 +123,12 @@ async def _serve(
         tasks.start("models", catalogue.follow())
         tasks.start("streamers", prune_streamers())
         tasks.start("workers", workforce.follow())
+        tasks.start("line", line.release_forever())
         tasks.start("probes", redirect.probe_forever())
         settle_memory()
         await stop.wait()
         ingress.draining = True
+        line.room.drain()
         await serving.close(grace_s=settings.grace_s)
     threads.shutdown(wait=False)
 

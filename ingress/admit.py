@@ -17,6 +17,9 @@ from ingress.auth import Caller, Gate
 from ingress.catalogue import Catalogue, Model
 from ingress.cost import Cost, cost_of
 from ingress.dispatch import dispatch
+from ingress.line import Line
+from ingress.reservations import Standings
+from ingress.waiting import Left
 from schemas.errors import (
     BrokerUnavailable,
     DeadlineExceeded,
@@ -41,7 +44,7 @@ Ask = ChatRequest | CompletionRequest
 class Origin:
     """Where a request comes from and its reply goes: caller, id, streamer, deadline (epoch s).
 
-    `keep_answer`: the finished answer is kept for 24 hours.
+    `keep_answer`: the finished answer is kept for 24 hours. `left` returns when the client leaves.
     """
 
     caller: Caller
@@ -49,6 +52,14 @@ class Origin:
     streamer: str
     deadline_s: float
     keep_answer: bool = False
+    left: Left | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request that is queued, and what its tenant has left."""
+
+    standings: Standings
 
 
 @dataclass(slots=True)
@@ -71,9 +82,11 @@ class Ingress:
         gate: Gate,
         catalogue: Catalogue,
         workforce: Workforce,
+        line: Line,
         threads: Executor,
     ) -> None:
         self.bus = bus
+        self.line = line
         self.workforce = workforce
         self.gate = gate
         self.catalogue = catalogue
@@ -81,7 +94,7 @@ class Ingress:
         self.draining = False
         self._threads = threads
 
-    async def admit(self, origin: Origin, ask: Ask, *, body_bytes: int) -> None:
+    async def admit(self, origin: Origin, ask: Ask, *, body_bytes: int) -> Admitted:
         """Put an authenticated request into the queue. Raises a Refusal.
 
         Whoever reads the reply must expect it before the call. `body_bytes` is the size of what
@@ -99,16 +112,27 @@ class Ingress:
         tokens = await self._tokens(model, ask, body_bytes)
         cost = _cost(model, ask, len(tokens), policy)
         state = step(state, State.COSTED)
-        state = step(state, State.RESERVED)
-        envelope = _envelope(origin, ask, cost, tokens, policy)
-        state = step(state, State.QUEUED)
+        turn = self.line.turn(
+            tenant=origin.caller.tenant,
+            request=origin.request,
+            model=ask.model,
+            cost=cost,
+            policy=policy,
+            deadline_s=origin.deadline_s,
+            left=origin.left,
+        )
         try:
-            await dispatch(self.bus, _subject(origin, model, ask, tokens, policy), envelope)
+            async with turn as standings:
+                state = step(state, State.RESERVED)
+                envelope = _envelope(origin, ask, cost, tokens, policy)
+                state = step(state, State.QUEUED)
+                await dispatch(self.bus, _subject(origin, model, ask, tokens, policy), envelope)
         except (QueueFull, QueueTimeout, DeadlineExceeded) as refusal:
             if self.workforce.serves(ask.model):
                 raise
             raise no_workers(ask.model) from refusal
         step(state, State.PUBLISHED)
+        return Admitted(standings)
 
     async def _tokens(self, model: Model, ask: Ask, body_bytes: int) -> list[int]:
         """Render and tokenise, in a thread where that takes long: the others must not wait.

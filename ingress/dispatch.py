@@ -5,7 +5,7 @@ import time
 from typing import Final
 
 from headrace.bus import BrokerAway, BrokerRefused, Bus
-from headrace.cancel import cancel
+from headrace.cancel import cancel_surely
 from headrace.deadline import time_to_live
 from schemas import subjects
 from schemas.errors import (
@@ -69,6 +69,6 @@ def _too_late() -> DeadlineExceeded:
 async def _take_back(bus: Bus, envelope: Envelope) -> None:
     """Make sure that a request whose fate is unknown does not run without a reader."""
     try:
-        await cancel(bus, tenant=envelope.tenant, request=envelope.request)
+        await cancel_surely(bus, tenant=envelope.tenant, request=envelope.request)
     except (BrokerAway, BrokerRefused) as error:
-        log.info("%s may be in the queue until it expires: %s", envelope.request, error)
+        log.info("%s may be in the queue until the broker is back: %s", envelope.request, error)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from starlette.datastructures import Headers
@@ -17,6 +17,8 @@ from ingress.admit import Ingress, Origin, parse
 from ingress.cors import Cors
 from ingress.handoff import Answer, Expected, Handoff
 from ingress.idempotency import Attach, Keys, keyed
+from ingress.ratelimit import headers_of, ratelimit_headers
+from schemas.admit import Caller
 from schemas.errors import InternalError, InvalidRequest, Refusal, RequestTooLarge
 from schemas.subjects import new_request_id
 
@@ -40,7 +42,7 @@ class Generate:
         request = new_request_id()
         counts.received += 1
         counts.inflight += 1
-        headers = self._cors.headers(scope["headers"])
+        headers = dict(self._cors.headers(scope["headers"]))
         answer: Answer
         try:
             answer = await self._admit(scope, receive, request, headers)
@@ -57,12 +59,27 @@ class Generate:
         await answer(scope, receive, send)
 
     async def _admit(
-        self, scope: Scope, receive: Receive, request: str, headers: Mapping[str, str]
+        self, scope: Scope, receive: Receive, request: str, headers: dict[str, str]
     ) -> Answer:
-        gate = self._ingress.gate
-        caller = await gate.recognise(scope["headers"], peer=peer_of(scope))
+        """Admit a request; what its tenant has left is added to `headers`, refused or not."""
+        caller = await self._ingress.gate.recognise(scope["headers"], peer=peer_of(scope))
+        try:
+            return await self._admit_from(caller, scope, receive, request, headers)
+        except Refusal as refusal:
+            headers |= await ratelimit_headers(self._ingress.line, caller.tenant, refusal)
+            raise
+
+    async def _admit_from(
+        self,
+        caller: Caller,
+        scope: Scope,
+        receive: Receive,
+        request: str,
+        headers: dict[str, str],
+    ) -> Answer:
         timeout = Headers(scope=scope).get("x-request-timeout")
-        timeout_s = timeout_s_of(timeout, default_s=gate.policy(caller).deadline_s)
+        policy = self._ingress.gate.policy(caller)
+        timeout_s = timeout_s_of(timeout, default_s=policy.deadline_s)
         deadline_s = time.time() + timeout_s
         body = await read_body(Request(scope, receive))
         ask = parse(body, chat=self._chat)
@@ -85,9 +102,15 @@ class Generate:
             )
             try:
                 origin = Origin(
-                    caller, request, expected.streamer, deadline_s, keep_answer=asked is not None
+                    caller,
+                    request,
+                    expected.streamer,
+                    deadline_s,
+                    keep_answer=asked is not None,
+                    left=partial(_left, receive),
                 )
-                await self._ingress.admit(origin, ask, body_bytes=len(body))
+                admitted = await self._ingress.admit(origin, ask, body_bytes=len(body))
+                headers.update(headers_of(admitted.standings))
             except BaseException:
                 expected.drop()
                 raise
@@ -107,6 +130,12 @@ class Generate:
             headers={"x-request-id": request, **headers},
             lingers=asked is not None,
         )
+
+
+async def _left(receive: Receive) -> None:
+    """Return once the client has left; its body was read before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def read_body(request: Request) -> bytes:
@@ -149,8 +178,10 @@ def models(ingress: Ingress) -> Any:
             for card in ingress.catalogue.cards()
             if policy.allows(card.name)
         ]
+        headers = await ratelimit_headers(ingress.line, caller.tenant)
         return as_json(
-            {"object": "list", "data": cards}, headers={"x-request-id": new_request_id()}
+            {"object": "list", "data": cards},
+            headers={"x-request-id": new_request_id(), **headers},
         )
 
     return handle

@@ -233,6 +233,25 @@ def streamer_shown(streamer: str) -> str:
     return f"streamers.{escape(streamer)}.shown"
 
 
+SETTLEMENTS: Final = "settlements"
+"""On which ingress hears what an ended request has used; its nodes share the messages."""
+
+
+class Settlement(msgspec.Struct, frozen=True, array_like=True):
+    """To ingress: this request has ended and used so many tokens; None: it never ran."""
+
+    tenant: str
+    request: str
+    model: str
+    prompt_tokens: int | None = None
+    completion_tokens: int = 0
+
+    @property
+    def tokens(self) -> int | None:
+        """What is charged."""
+        return None if self.prompt_tokens is None else self.prompt_tokens + self.completion_tokens
+
+
 def streamer_unread(streamer: str) -> str:
     """Return the subject on which a streamer says which requests it has no reader for."""
     return f"streamers.{escape(streamer)}.unread"

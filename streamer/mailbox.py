@@ -14,7 +14,7 @@ import msgspec
 
 from headrace import topology
 from headrace.bus import BrokerAway, BrokerRefused, Bus, Message, Subscription
-from headrace.cancel import cancel
+from headrace.cancel import cancel_surely
 from schemas import subjects
 from schemas.errors import Draining, StreamInterrupted
 from schemas.subjects import ReplySubject, ShownQuestion, UnreadQuestion
@@ -204,10 +204,14 @@ class Mailbox:
             if await self._is_read(reply, attached=attached):
                 return
         try:
-            await cancel(self._bus, tenant=reply.tenant, request=reply.request)
+            await cancel_surely(
+                self._bus,
+                tenant=reply.tenant,
+                request=reply.request,
+                begun=reply.reply.started,
+            )
         except (BrokerAway, BrokerRefused) as error:
-            # The request's time to live in the queue, and its deadline, end it all the same.
-            log.warning("%s could not be cancelled: %s", reply.request, error)
+            log.info("%s is cancelled when the broker is back: %s", reply.request, error)
 
     async def _is_read(self, reply: OpenReply, *, attached: bool) -> bool:
         """Ask whether somebody else reads this reply, which is no longer open here: a client that

@@ -84,6 +84,7 @@ class Generation:
         self.cancelled = asyncio.Event()
         self._expired = False
         self._first_s: float | None = None
+        self.usage: Usage | None = None
 
     @property
     def attempt(self) -> int:
@@ -387,7 +388,9 @@ class Generation:
         while not self.lost:
             try:
                 await self._store_surplus()
-                await self._bus.store(self.envelope.reply, encode_frame(frame()))
+                end = frame()
+                await self._bus.store(self.envelope.reply, encode_frame(end))
+                self.usage = end.usage
                 return
             except (BrokerAway, BrokerRefused) as error:
                 if time.time() > self.envelope.deadline_s + PATIENCE_S:

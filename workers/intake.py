@@ -27,6 +27,9 @@ PUMP_S: Final = 0.05
 PAUSE_S: Final = 0.25
 """How long nothing is asked of a consumer that did not serve: it may be gone, or electing."""
 RETRY_S: Final = 0.5
+LOOK_TIMEOUT_S: Final = 2.0
+FAILURES_MAX: Final = 8
+"""Looks in a row that bring nothing before a line says so."""
 AGAIN: Final = "Headrace-Again"
 """A header of requests that were put into a queue made anew."""
 _NO_CONSUMER: Final = 10014
@@ -189,20 +192,23 @@ class Intake:
 
     async def mend(self) -> None:
         """Look at the consumers in doubt and make again those that are gone; for ever."""
+        failures = 0
         while True:
             await self._doubt.wait()
             self._doubt.clear()
-            try:
-                made = await self._look_at_doubtful()
-            except (BrokerAway, BrokerRefused) as error:
-                if self._bus.connected:
-                    self._say(f"consumers of {self._card.name} cannot be looked after: {error}")
-                await asyncio.sleep(RETRY_S)
-                self._doubt.set()
-                continue
-            self._said = ""
-            if made:
+            # All at once: each of those without a leader takes its whole time.
+            found = await asyncio.gather(*map(self._look_at, list(self._doubtful)))
+            if made := sum(each is True for each in found):
                 log.warning("%d consumers of %s were gone: made again", made, self._card.name)
+            faults = [each for each in found if isinstance(each, Exception)]
+            failures = failures + 1 if faults and self._bus.connected else 0
+            if failures >= FAILURES_MAX:  # an election in a cluster takes a while
+                self._say(f"consumers of {self._card.name} cannot be looked after: {faults[0]}")
+            if not faults:
+                self._said = ""
+                continue
+            await asyncio.sleep(RETRY_S)
+            self._doubt.set()
 
     def _say(self, what: str) -> None:
         """Log it once, not at each try."""
@@ -210,20 +216,23 @@ class Intake:
             self._said = what
             log.warning("%s", what)
 
-    async def _look_at_doubtful(self) -> int:
-        """Return how many consumers had to be made. Raises BrokerAway and BrokerRefused."""
-        made = 0
-        for place in list(self._doubtful):
-            lane, partition = place
-            name = subjects.consumer_name(lane, self._card.name, partition)
+    async def _look_at(self, place: Place) -> bool | BrokerAway | BrokerRefused:
+        """Return whether a consumer had to be made, or why nothing is known of it."""
+        name = subjects.consumer_name(place.lane, self._card.name, place.partition)
+        verb = f"CONSUMER.INFO.{subjects.REQUESTS}.{name}"
+        made = False
+        try:
             try:
-                found = await self._bus.api(f"CONSUMER.INFO.{subjects.REQUESTS}.{name}")
+                found = await self._bus.api(verb, timeout_s=LOOK_TIMEOUT_S)
             except BrokerRefused as error:
                 if error.code != _NO_CONSUMER:
                     raise
-                found = await topology.apply_consumer(self._bus, lane, self._card.name, partition)
-                made += 1
-            self._sure_s[place] = epoch_s(found["ts"])
-            self._doubtful.discard(place)
-            self._due.set()
+                model = self._card.name
+                found = await topology.apply_consumer(self._bus, place.lane, model, place.partition)
+                made = True
+        except (BrokerAway, BrokerRefused) as error:
+            return error
+        self._sure_s[place] = epoch_s(found["ts"])
+        self._doubtful.discard(place)
+        self._due.set()
         return made

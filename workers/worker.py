@@ -24,7 +24,7 @@ from workers.engine import Engine, EngineDied
 from workers.generation import AlreadyStarted, Generation, Lost
 from workers.history import History
 from workers.intake import Intake
-from workers.keeping import keep_answer
+from workers.keeping import conclude
 from workers.lease import Leases
 from workers.ownership import owned
 from workers.recovery import (
@@ -225,8 +225,7 @@ class Worker:
         if not done or (doubtful and await may_be_replaced(self._bus, generation)):
             return
         with contextlib.suppress(BrokerAway):  # delivered again, it is found ended in the log
-            if generation.envelope.keep_answer:
-                await keep_answer(self._bus, generation.envelope)
+            await conclude(self._bus, generation.envelope, generation.usage)
             await self._bus.publish(generation.ack, ACK)
 
     def _engine_died(self, error: EngineDied) -> None:

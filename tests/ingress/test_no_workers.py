@@ -17,6 +17,7 @@ from headrace.workforce import Workforce
 from ingress.admit import Ingress, Origin, parse
 from ingress.auth import Caller, Gate
 from ingress.catalogue import Catalogue
+from ingress.line import Line
 from schemas import subjects
 from schemas.errors import DeadlineExceeded, NoWorkers, QueueFull, Refusal
 from schemas.model import ModelCard, WorkerEntry
@@ -37,11 +38,13 @@ class Door:
         self.workforce = Workforce(bus, clock=time.monotonic)
         self.catalogue = Catalogue(bus, clock=time.monotonic)
         self.threads = ThreadPoolExecutor(1)
+        gate = Gate([])
         self.ingress = Ingress(
             bus,
-            gate=Gate([]),
+            gate=gate,
             catalogue=self.catalogue,
             workforce=self.workforce,
+            line=Line(bus, gate.directory, self.workforce),
             threads=self.threads,
         )
 

@@ -154,6 +154,21 @@ def test_the_log_tells_of_an_outage_once_per_process(faulty: Faulty, nats: NatsS
     assert faulty.said().count("\n") - lines < 5 * len(faulty.nodes)
 
 
+def test_a_client_that_leaves_while_the_broker_is_away_frees_its_slot_on_the_return(
+    faulty: Faulty, nats: NatsServer
+) -> None:
+    pieces = [f"{n} " for n in range(10_000)]
+    with faulty.client() as client:
+        body = chat("left alone", stream=True, sim=hook(*pieces, itl_ms=20))
+        with client.stream("POST", CHAT, json=body) as answer:
+            next(answer.iter_raw())
+            nats.kill()
+            wait_for(lambda: not faulty.ready(), within_s=3, what="readiness 503")
+    nats.start()
+    wait_for(faulty.all_ready, within_s=5, what="readiness 200")
+    faulty.wait_at_rest()
+
+
 @pytest.mark.slow
 def test_what_is_queued_without_a_worker_survives_a_killed_broker(
     mode: Mode, tmp_path: Path
