@@ -282,11 +282,13 @@ class Worker:
         # Its holder may have ended it, and so hold it no more, since the log was read.
         if (await past_of(self._bus, envelope)).ended:
             return True
-        if history.deaths < SUSPECT_DEATHS:
-            return await self._take_over(generation, history)
-        # It may kill this worker too: nobody else should die with it, nor claim anything meanwhile.
-        async with self._slots.others(unless=generation.cancelled):
-            return await self._take_over(generation, history)
+        if history.deaths >= SUSPECT_DEATHS:
+            # It may kill us too: nobody else should die with it, nor claim anything meanwhile.
+            async with self._slots.others(unless=generation.cancelled):
+                history = await past_of(self._bus, envelope)  # who was cut off may be back by now
+                if history.deaths >= SUSPECT_DEATHS:
+                    return await self._take_over(generation, history)
+        return await self._take_over(generation, history)
 
     async def _take_over(self, generation: Generation, history: History) -> bool:
         """Claim a request that was begun before, and go on with it; as `_run_claimed`."""
@@ -340,13 +342,9 @@ class Worker:
         holder = history.holder
         if holder is None or holder == self.name:
             return False
-        request = generation.envelope.request
+        request, heard_s = generation.envelope.request, self._peers.heard_s(holder)
         return await is_held(
-            self._bus,
-            holder,
-            request=request,
-            ack=generation.ack,
-            heard_s=self._peers.heard_s(holder),
+            self._bus, holder, request=request, ack=generation.ack, heard_s=heard_s
         )
 
     def _is_cancelled(self, generation: Generation) -> bool:
