@@ -91,7 +91,8 @@ def test_what_one_node_reserves_another_settles(nats_url: str) -> None:
 
         await until(given_back)
         assert await _ask(first, "shared", tokens=60) is not None
-        assert await second.standings("shared") == Standings(
+        third = Reservations(bus, _of(rules), clock=lambda: 1000.0)
+        assert await third.standings("shared") == Standings(
             Standing(9, 7, pytest.approx(2 / 9 * 60)), Standing(100, 0, 60.0)
         )
 
