@@ -17,9 +17,13 @@ class Inline:
         self._bus = bus
         self._mailbox = mailbox
 
-    def expect(self, *, tenant: str, request: str, deadline_s: float, keep: bool) -> "ExpectedHere":
+    def expect(
+        self, *, tenant: str, request: str, deadline_s: float, keep: bool, model: str = ""
+    ) -> "ExpectedHere":
         """Open the reply."""
-        reply = self._mailbox.open(tenant=tenant, request=request, deadline_s=deadline_s, keep=keep)
+        reply = self._mailbox.open(
+            tenant=tenant, request=request, deadline_s=deadline_s, keep=keep, model=model
+        )
         return ExpectedHere(self._mailbox, reply)
 
     async def attach(

@@ -3,6 +3,7 @@
 WebSockets end at streamers; what comes over them is admitted by the same function as a POST.
 """
 
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -11,10 +12,17 @@ import msgspec
 
 from headrace.bus import Bus
 from ingress.admit import Ingress, Origin, parse
-from ingress.auth import Caller
 from ingress.respond import admit_response
 from schemas import admit
-from schemas.admit import Admit, AdmitResponse, Admitted, Answer, Identify, RefusalText
+from schemas.admit import (
+    Admit,
+    AdmitResponse,
+    AdmittedResponse,
+    Answer,
+    Caller,
+    Identify,
+    RefusalText,
+)
 from schemas.errors import Forbidden, InvalidApiKey, InvalidRequest, Refusal
 
 Question = TypeVar("Question", bound=msgspec.Struct)
@@ -27,55 +35,67 @@ class Desk:
     def __init__(self, ingress: Ingress) -> None:
         self._ingress = ingress
 
-    async def identify(self, headers: RawHeaders, *, local: bool = True) -> str | None:
-        """Return the tenant of the headers, None where a key is needed and none is shown.
+    async def identify(
+        self, headers: RawHeaders, *, peer: str | None = None, local: bool = True
+    ) -> Caller | None:
+        """Return whose headers these are, None where a key is needed and none is shown.
 
         `local` says that only this machine reaches who asks. Raises InvalidApiKey or Forbidden.
         """
         gate = self._ingress.gate
         if gate.keyless and not local:
             raise Forbidden("Without keys this machine's own clients are served only.")
-        if not gate.keyless and all(name != b"authorization" for name, _ in headers):
+        if not gate.keyless and gate.shows_nothing(headers, peer=peer):
             return None
-        return gate.identify(headers).tenant
+        return await gate.recognise(headers, peer=peer)
 
-    async def identify_key(self, key: str) -> str:
+    async def identify_key(self, key: str) -> Caller:
         """Return whose key this is. Raises InvalidApiKey."""
         gate = self._ingress.gate
         if gate.keyless:
             raise InvalidApiKey("This node has no keys.")
-        return gate.identify_key(key.encode()).tenant
+        return await gate.recognise_key(key.encode())
 
     async def admit(
         self,
-        tenant: str,
+        caller: Caller,
         body: bytes,
         *,
         chat: bool,
         request: str,
         streamer: str,
         deadline_s: float,
-    ) -> None:
-        """Put a streamed request into the queue. Raises a Refusal."""
+    ) -> str:
+        """Put a streamed request into the queue and return its model. Raises a Refusal."""
         with self._counted():
+            self._ingress.gate.check(caller)
             ask = parse(body, chat=chat, streamed=True)
-            origin = Origin(Caller(tenant), request, streamer, deadline_s)
+            origin = Origin(caller, request, streamer, self._deadline_s(caller, deadline_s))
             await self._ingress.admit(origin, ask, body_bytes=len(body))
+        return ask.model
 
     async def admit_response(
         self,
-        tenant: str,
+        caller: Caller,
         body: bytes,
         *,
         request: str,
         streamer: str,
         deadline_s: float,
         before: bytes | None,
-    ) -> Admitted:
+    ) -> AdmittedResponse:
         """Put a response into the queue, as `respond.admit_response`. Raises a Refusal."""
         with self._counted():
-            origin = Origin(Caller(tenant), request, streamer, deadline_s)
+            self._ingress.gate.check(caller)
+            origin = Origin(caller, request, streamer, self._deadline_s(caller, deadline_s))
             return await admit_response(self._ingress, origin, body, before=before)
+
+    def _deadline_s(self, caller: Caller, deadline_s: float) -> float:
+        own_s = self._ingress.gate.policy(caller).deadline_s
+        if own_s is None:
+            return deadline_s
+        # A socket's requests name no deadline of their own.
+        return min(deadline_s, time.time() + own_s)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -113,33 +133,38 @@ async def serve(bus: Bus, desk: Desk) -> None:
 
 async def _identify(desk: Desk, asked: Identify) -> Answer:
     if asked.key is not None:
-        return Answer(await desk.identify_key(asked.key))
+        return Answer.of(await desk.identify_key(asked.key))
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in asked.headers]
-    return Answer(await desk.identify(headers, local=asked.local))
+    return Answer.of(await desk.identify(headers, peer=asked.peer, local=asked.local))
 
 
 async def _admit(desk: Desk, asked: Admit) -> Answer:
-    await desk.admit(
-        asked.tenant,
+    model = await desk.admit(
+        asked.caller,
         bytes(asked.body),
         chat=asked.chat,
         request=asked.request,
         streamer=asked.streamer,
         deadline_s=asked.deadline_s,
     )
-    return Answer(asked.tenant)
+    return Answer(tenant=asked.tenant, model=model)
 
 
 async def _respond(desk: Desk, asked: AdmitResponse) -> Answer:
-    made_from, frames = await desk.admit_response(
-        asked.tenant,
+    admitted = await desk.admit_response(
+        asked.caller,
         bytes(asked.body),
         request=asked.request,
         streamer=asked.streamer,
         deadline_s=asked.deadline_s,
         before=None if asked.before is None else msgspec.json.encode(asked.before),
     )
-    return Answer(asked.tenant, made_from=admit.items_of(made_from), frames=frames)
+    return Answer(
+        tenant=asked.tenant,
+        model=admitted.model,
+        made_from=admit.items_of(admitted.made_from),
+        frames=admitted.frames,
+    )
 
 
 async def _answered(

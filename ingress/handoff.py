@@ -41,10 +41,13 @@ class Expected(Protocol):
 class Handoff(Protocol):
     """Chooses the streamer of a request."""
 
-    def expect(self, *, tenant: str, request: str, deadline_s: float, keep: bool) -> Expected:
+    def expect(
+        self, *, tenant: str, request: str, deadline_s: float, keep: bool, model: str = ""
+    ) -> Expected:
         """Have a streamer expect the reply. Raises a Refusal when none can.
 
-        `keep`: the request runs on when its last reader leaves.
+        `keep`: the request runs on when its last reader leaves. `model` is the one asked for: at
+        the deadline the streamer looks whether a worker serves it.
         """
         ...
 

@@ -282,7 +282,10 @@ class Keys:
         In this order: each place is left only after the next one has it.
         """
         request = claim.request
-        admitting = not claim.accepted and await self._is_admitting(tenant, claim)
+        says = False if claim.accepted else await self._is_admitting(tenant, claim)
+        if says:
+            return Seen(True, False, None, False, None)
+        admitting = says is None and time.time() - claim.at_s < FROZEN_S
         progress = await progress_in(self._bus, subjects.replies_to(request, tenant=tenant))
         ended = None if progress is None else progress.ended
         if ended is not None:
@@ -291,14 +294,15 @@ class Keys:
             return Seen(admitting, progress is not None, None, True, None)
         return Seen(admitting, progress is not None, None, False, await self._kept(tenant, request))
 
-    async def _is_admitting(self, tenant: str, claim: Claim) -> bool:
+    async def _is_admitting(self, tenant: str, claim: Claim) -> bool | None:
+        """Ask whether an ingress is at it still; None where it is there and does not say."""
         subject = subjects.claimant_of(tenant=tenant, request=claim.request)
         try:
             await self._bus.request(subject, b"", timeout_s=ASK_S)
         except NobodyAnswers:
             return False
         except BrokerAway:
-            return time.time() - claim.at_s < FROZEN_S
+            return None
         return True
 
     async def _kept(self, tenant: str, request: str) -> str | None:

@@ -79,10 +79,10 @@ class Redirect:
         return [entry for entry in live if entry.name not in self._slow] or live
 
     def expect(
-        self, *, tenant: str, request: str, deadline_s: float, keep: bool
+        self, *, tenant: str, request: str, deadline_s: float, keep: bool, model: str = ""
     ) -> "ExpectedThere":
         """Choose a streamer. Raises NoStreamers."""
-        return ExpectedThere(self, self._choose(), tenant, request, deadline_s, keep)
+        return ExpectedThere(self, self._choose(), tenant, request, deadline_s, keep, model)
 
     async def attach(
         self,
@@ -178,8 +178,10 @@ class ExpectedThere:
         request: str,
         deadline_s: float,
         keep: bool,
+        model: str,
     ) -> None:
         self._keep = keep
+        self._model = model
         self._redirect = redirect
         self._entry = entry
         self._tenant = tenant
@@ -204,6 +206,7 @@ class ExpectedThere:
             stream,
             self._keep,
             lingers=lingers,
+            model=self._model,
         )
         return self._redirect.to(self._entry, ticket, headers)
 

@@ -20,7 +20,7 @@ from ingress.handoff import Answer, Expected, Handoff
 from ingress.idempotency import Attach
 from ingress.routes import Asked, Generate
 from ingress.stored import Record, Stored
-from schemas.admit import Admitted
+from schemas.admit import AdmittedResponse
 from schemas.errors import (
     BrokerUnavailable,
     InvalidRequest,
@@ -130,7 +130,7 @@ async def record(bus: Bus, asked: AskedResponse, envelope: Envelope) -> None:
 
 async def admit_response(
     ingress: Ingress, origin: Origin, body: bytes, *, before: bytes | None
-) -> Admitted:
+) -> AdmittedResponse:
     """Put a response that came over a socket into the queue. Raises a Refusal.
 
     `before` as in `asked_of`, but JSON.
@@ -144,22 +144,23 @@ async def admit_response(
         if ask.generate is False:
             frames = await _prepare(ingress, origin, asked)
         else:
-            envelope = await ingress.admit(
+            admitted = await ingress.admit(
                 replace(origin, keep_answer=asked.stored),
                 asked.ask,
                 body_bytes=len(body),
                 response=asked.response,
             )
-            await record(ingress.bus, asked, envelope)
+            await record(ingress.bus, asked, admitted.envelope)
     except InvalidRequest as refusal:
         raise own_words(refusal) from None
-    return Admitted(None if asked.stored else msgspec.json.encode(asked.items), frames)
+    made_from = None if asked.stored else msgspec.json.encode(asked.items)
+    return AdmittedResponse(ask.model, made_from, frames)
 
 
 async def _prepare(ingress: Ingress, origin: Origin, asked: AskedResponse) -> tuple[bytes, ...]:
     """Keep what a response is made from without running it; return the frames of its reply, which
     has no choices and so no output. Raises a Refusal."""
-    ingress.catalogue.find(asked.ask.model)
+    ingress.catalogue.find(asked.ask.model, ingress.gate.policy(origin.caller))
     response = asked.response or b""
     shape = Shape("response", asked.ask.model, int(time.time()), False, 1, False, response=response)
     frames: tuple[Frame, ...] = (
@@ -207,7 +208,7 @@ class Respond(Generate):
         super().__init__(ingress, handoff, cors, chat=True)
 
     async def _admit(
-        self, scope: Scope, receive: Receive, request: str, headers: Mapping[str, str]
+        self, scope: Scope, receive: Receive, request: str, headers: dict[str, str]
     ) -> Answer:
         try:
             return await super()._admit(scope, receive, request, headers)

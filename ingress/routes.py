@@ -1,8 +1,10 @@
 """The API's routes: each composes the stations in their order."""
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from starlette.datastructures import Headers
@@ -11,10 +13,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.answers import as_json, refused
-from ingress.admit import Ask, Ingress, Origin, deadline_of, parse
+from headrace.deadline import timeout_s_of
+from headrace.requests import peer_of
+from ingress.admit import Ask, Ingress, Origin, parse
 from ingress.cors import Cors
 from ingress.handoff import Answer, Expected, Handoff
 from ingress.idempotency import Attach, Keys, keyed
+from ingress.ratelimit import headers_of, ratelimit_headers
+from schemas.admit import Caller
 from schemas.errors import InternalError, InvalidRequest, Refusal, RequestTooLarge
 from schemas.subjects import new_request_id
 from schemas.wire import Envelope
@@ -26,7 +32,7 @@ BODY_BYTES_MAX: Final = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a body asks for. `response` and `stored` as in `Ingress.admit` and `Record`."""
+    """What a body asks for. `response` as in `Ingress.admit`; a `stored` answer is kept."""
 
     ask: Ask
     stream: bool
@@ -49,7 +55,7 @@ class Generate:
         request = new_request_id()
         counts.received += 1
         counts.inflight += 1
-        headers = self._cors.headers(scope["headers"])
+        headers = dict(self._cors.headers(scope["headers"]))
         answer: Answer
         try:
             answer = await self._admit(scope, receive, request, headers)
@@ -66,10 +72,28 @@ class Generate:
         await answer(scope, receive, send)
 
     async def _admit(
-        self, scope: Scope, receive: Receive, request: str, headers: Mapping[str, str]
+        self, scope: Scope, receive: Receive, request: str, headers: dict[str, str]
     ) -> Answer:
-        caller = self._ingress.gate.identify(scope["headers"])
-        deadline_s = deadline_of(Headers(scope=scope).get("x-request-timeout"))
+        """Admit a request; what its tenant has left is added to `headers`, refused or not."""
+        caller = await self._ingress.gate.recognise(scope["headers"], peer=peer_of(scope))
+        try:
+            return await self._admit_from(caller, scope, receive, request, headers)
+        except Refusal as refusal:
+            headers |= await ratelimit_headers(self._ingress.line, caller.tenant, refusal)
+            raise
+
+    async def _admit_from(
+        self,
+        caller: Caller,
+        scope: Scope,
+        receive: Receive,
+        request: str,
+        headers: dict[str, str],
+    ) -> Answer:
+        timeout = Headers(scope=scope).get("x-request-timeout")
+        policy = self._ingress.gate.policy(caller)
+        timeout_s = timeout_s_of(timeout, default_s=policy.deadline_s)
+        deadline_s = time.time() + timeout_s
         body = await read_body(Request(scope, receive))
         asked = await self._parse(body, tenant=caller.tenant, request=request)
         ask = asked.ask
@@ -84,15 +108,26 @@ class Generate:
 
         async def begin() -> Expected:
             expected = self._handoff.expect(
-                tenant=caller.tenant, request=request, deadline_s=deadline_s, keep=ask.keep
+                tenant=caller.tenant,
+                request=request,
+                deadline_s=deadline_s,
+                keep=ask.keep,
+                model=ask.model,
             )
             try:
-                keep_answer = asked.stored or key is not None
-                origin = Origin(caller, request, expected.streamer, deadline_s, keep_answer)
-                envelope = await self._ingress.admit(
+                origin = Origin(
+                    caller,
+                    request,
+                    expected.streamer,
+                    deadline_s,
+                    keep_answer=asked.stored or key is not None,
+                    left=partial(_left, receive),
+                )
+                admitted = await self._ingress.admit(
                     origin, ask, body_bytes=len(body), response=asked.response
                 )
-                return await self._accepted(asked, envelope, expected)
+                headers.update(headers_of(admitted.standings))
+                return await self._accepted(asked, admitted.envelope, expected)
             except BaseException:
                 expected.drop()
                 raise
@@ -128,6 +163,12 @@ class Generate:
         )
 
 
+async def _left(receive: Receive) -> None:
+    """Return once the client has left; its body was read before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 async def read_body(request: Request) -> bytes:
     """Return the body. Raises RequestTooLarge over the limit, as soon as it is known."""
     length = request.headers.get("content-length", "")
@@ -154,7 +195,9 @@ def models(ingress: Ingress) -> Any:
     """Return the handler of `GET /v1/models`."""
 
     async def handle(request: Request) -> Response:
-        ingress.gate.identify(request.scope["headers"])
+        scope = request.scope
+        caller = await ingress.gate.recognise(scope["headers"], peer=peer_of(scope))
+        policy = ingress.gate.policy(caller)
         cards = [
             {
                 "id": card.name,
@@ -164,9 +207,12 @@ def models(ingress: Ingress) -> Any:
                 "max_model_len": card.max_model_len,
             }
             for card in ingress.catalogue.cards()
+            if policy.allows(card.name)
         ]
+        headers = await ratelimit_headers(ingress.line, caller.tenant)
         return as_json(
-            {"object": "list", "data": cards}, headers={"x-request-id": new_request_id()}
+            {"object": "list", "data": cards},
+            headers={"x-request-id": new_request_id(), **headers},
         )
 
     return handle

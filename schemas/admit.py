@@ -4,6 +4,7 @@
 `ingress.respond` a response.
 """
 
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import msgspec
@@ -11,12 +12,15 @@ import msgspec
 from schemas.errors import (
     BrokerUnavailable,
     ContextLengthExceeded,
+    DeadlineExceeded,
     Draining,
     Forbidden,
     InternalError,
     InvalidApiKey,
     InvalidRequest,
     ModelNotFound,
+    NoWorkers,
+    OverPolicy,
     PreviousResponseNotFound,
     QueueFull,
     QueueTimeout,
@@ -35,12 +39,15 @@ _REFUSALS: Final[dict[str, type[Refusal]]] = {
     for kind in (
         BrokerUnavailable,
         ContextLengthExceeded,
+        DeadlineExceeded,
         Draining,
         Forbidden,
         InternalError,
         InvalidApiKey,
         InvalidRequest,
         ModelNotFound,
+        NoWorkers,
+        OverPolicy,
         PreviousResponseNotFound,
         QueueFull,
         QueueTimeout,
@@ -50,16 +57,26 @@ _REFUSALS: Final[dict[str, type[Refusal]]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """An authenticated client: its tenant, the id of its key, and when its token expires (s)."""
+
+    tenant: str
+    key: str | None = field(default=None, compare=False)
+    until_s: float | None = field(default=None, compare=False)
+
+
 class Identify(msgspec.Struct, frozen=True):
     """Whose are these headers (name and value, as on the wire), or whose is this key?
 
     `local` says that only this machine reaches the node that asks: without keys, no other is
-    served, and its clients could write any Host header.
+    served, and its clients could write any Host header. `peer` is the address they come from.
     """
 
     headers: tuple[tuple[str, str], ...] = ()
     key: str | None = None
     local: bool = True
+    peer: str | None = None
 
 
 class Admit(msgspec.Struct, frozen=True):
@@ -71,6 +88,13 @@ class Admit(msgspec.Struct, frozen=True):
     request: str
     streamer: str
     deadline_s: float
+    key: str | None = None
+    until_s: float | None = None
+
+    @property
+    def caller(self) -> Caller:
+        """Whose request it is."""
+        return Caller(self.tenant, self.key, self.until_s)
 
 
 class AdmitResponse(msgspec.Struct, frozen=True):
@@ -82,13 +106,21 @@ class AdmitResponse(msgspec.Struct, frozen=True):
     request: str
     streamer: str
     deadline_s: float
+    key: str | None = None
+    until_s: float | None = None
     before: list[msgspec.Raw] | None = None
 
+    @property
+    def caller(self) -> Caller:
+        """Whose response it is."""
+        return Caller(self.tenant, self.key, self.until_s)
 
-class Admitted(NamedTuple):
-    """What became of a response: what it was made from, as JSON, if that is stored nowhere; and the
-    frames of its reply if it is not run."""
 
+class AdmittedResponse(NamedTuple):
+    """A response that was admitted: its model; what it was made from, as JSON, if that is stored
+    nowhere; and the frames of its reply if it is not run."""
+
+    model: str
     made_from: bytes | None = None
     frames: tuple[bytes, ...] = ()
 
@@ -120,7 +152,8 @@ class RefusalText(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The answer to all: the tenant (None for one who must still show a key), or a refusal.
+    """The answer to all: the caller (None for one who must still show a key), or a refusal; and
+    the model of a request that was admitted.
 
     `made_from` are the items of a response that is stored nowhere, `frames` the whole reply to one
     that is not run.
@@ -128,5 +161,20 @@ class Answer(msgspec.Struct, frozen=True):
 
     tenant: str | None = None
     refusal: RefusalText | None = None
+    key: str | None = None
+    until_s: float | None = None
+    model: str = ""
     made_from: list[msgspec.Raw] | None = None
     frames: tuple[bytes, ...] = ()
+
+    @staticmethod
+    def of(caller: Caller | None) -> "Answer":
+        """Return the answer that names a caller."""
+        if caller is None:
+            return Answer()
+        return Answer(caller.tenant, key=caller.key, until_s=caller.until_s)
+
+    @property
+    def caller(self) -> Caller | None:
+        """Who was identified."""
+        return None if self.tenant is None else Caller(self.tenant, self.key, self.until_s)

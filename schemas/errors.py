@@ -54,6 +54,12 @@ class PreviousResponseNotFound(InvalidRequest):
     code = "previous_response_not_found"
 
 
+class OverPolicy(InvalidRequest):
+    """The request is larger than its tenant's requests may be."""
+
+    code = "token_limit_exceeded"
+
+
 class RefusedByEngine(InvalidRequest):
     """The engine says that the request cannot be served as it is."""
 

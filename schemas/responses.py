@@ -45,6 +45,7 @@ _UNSERVED: Final = (
 _OPAQUE: Final = ("sim", "session_id", "on_disconnect", "seed", "ignore_eos")
 """Members that mean here what they mean in a chat, and are checked there."""
 _PARAMS: Final = {
+    "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
     "messages": "input",
     "reasoning_effort": "reasoning.effort",

@@ -4,6 +4,7 @@ In the gateway the ingress is in the same process; a streamer that stands alone 
 service `ingress`. Both end in the same function as the HTTP route.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -11,13 +12,16 @@ import msgspec
 
 from headrace.bus import BrokerAway, Bus
 from schemas import admit
-from schemas.admit import Admit, AdmitResponse, Admitted, Answer, Identify
-from schemas.errors import BrokerUnavailable, RequestTooLarge
+from schemas.admit import Admit, AdmitResponse, AdmittedResponse, Answer, Caller, Identify
+from schemas.errors import BrokerUnavailable, Draining, RequestTooLarge
 
 IDENTIFY_TIMEOUT_S: Final = 5.0
 ADMIT_TIMEOUT_S: Final = 35.0  # longer than ingress itself waits for the broker's word
+DRAINING_TRIES: Final = 20
+DRAINING_PAUSE_S: Final = 0.05
 _ENVELOPE_BYTES: Final = 1024
-_HEADERS: Final = frozenset({b"authorization", b"host", b"origin"})
+_PRIVATE: Final = frozenset({b"cookie"})
+"""All others are shown: ingress alone knows which one a proxy puts a certificate's subject in."""
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -25,40 +29,42 @@ RawHeaders = Sequence[tuple[bytes, bytes]]
 class Admission(Protocol):
     """The door to an ingress."""
 
-    async def identify(self, headers: RawHeaders) -> str | None:
-        """Return the tenant whom the headers name, None where they show no key but one is needed.
+    async def identify(self, headers: RawHeaders, *, peer: str | None = None) -> Caller | None:
+        """Return whom the headers name, None where they show no key but one is needed.
+
+        `peer` is the address that they come from.
 
         Raises InvalidApiKey for a wrong one, Forbidden, BrokerUnavailable.
         """
         ...
 
-    async def identify_key(self, key: str) -> str:
+    async def identify_key(self, key: str) -> Caller:
         """Return whose key this is. Raises InvalidApiKey, BrokerUnavailable."""
         ...
 
     async def admit(
         self,
-        tenant: str,
+        caller: Caller,
         body: bytes,
         *,
         chat: bool,
         request: str,
         streamer: str,
         deadline_s: float,
-    ) -> None:
-        """Put a streamed request into the queue. Raises a Refusal."""
+    ) -> str:
+        """Put a streamed request into the queue and return its model. Raises a Refusal."""
         ...
 
     async def admit_response(
         self,
-        tenant: str,
+        caller: Caller,
         body: bytes,
         *,
         request: str,
         streamer: str,
         deadline_s: float,
         before: bytes | None,
-    ) -> Admitted:
+    ) -> AdmittedResponse:
         """Put a response into the queue. Raises a Refusal.
 
         `before` is the conversation that it goes on from, where this is stored nowhere else.
@@ -74,61 +80,71 @@ class RemoteAdmission:
         self._bus = bus
         self._local = local
 
-    async def identify(self, headers: RawHeaders) -> str | None:
+    async def identify(self, headers: RawHeaders, *, peer: str | None = None) -> Caller | None:
         """As `Admission.identify`."""
         shown = tuple(
             (name.decode("latin-1"), value.decode("latin-1"))
             for name, value in headers
-            if name in _HEADERS
+            if name not in _PRIVATE
         )
-        question = Identify(shown, local=self._local)
-        return (await self._ask(admit.IDENTIFY, question, IDENTIFY_TIMEOUT_S)).tenant
+        question = Identify(shown, local=self._local, peer=peer)
+        return (await self._ask(admit.IDENTIFY, question, IDENTIFY_TIMEOUT_S)).caller
 
-    async def identify_key(self, key: str) -> str:
+    async def identify_key(self, key: str) -> Caller:
         """As `Admission.identify_key`."""
         answer = await self._ask(admit.IDENTIFY, Identify(key=key), IDENTIFY_TIMEOUT_S)
-        return answer.tenant or ""
+        assert answer.caller is not None  # a key names somebody, or is refused
+        return answer.caller
 
     async def admit(
         self,
-        tenant: str,
+        caller: Caller,
         body: bytes,
         *,
         chat: bool,
         request: str,
         streamer: str,
         deadline_s: float,
-    ) -> None:
+    ) -> str:
         """As `Admission.admit`."""
         self._check_size(len(body))
-        question = Admit(tenant, chat, msgspec.Raw(body), request, streamer, deadline_s)
-        await self._ask(admit.ADMIT, question, ADMIT_TIMEOUT_S)
+        question = Admit(
+            caller.tenant,
+            chat,
+            msgspec.Raw(body),
+            request,
+            streamer,
+            deadline_s,
+            caller.key,
+            caller.until_s,
+        )
+        return (await self._ask(admit.ADMIT, question, ADMIT_TIMEOUT_S)).model
 
     async def admit_response(
         self,
-        tenant: str,
+        caller: Caller,
         body: bytes,
         *,
         request: str,
         streamer: str,
         deadline_s: float,
         before: bytes | None,
-    ) -> Admitted:
+    ) -> AdmittedResponse:
         """As `Admission.admit_response`."""
         self._check_size(len(body) + len(before or b""))
         question = AdmitResponse(
-            tenant,
+            caller.tenant,
             msgspec.Raw(body),
             request,
             streamer,
             deadline_s,
+            caller.key,
+            caller.until_s,
             admit.items_of(before),
         )
         answer = await self._ask(admit.RESPOND, question, ADMIT_TIMEOUT_S)
-        made_from = answer.made_from
-        return Admitted(
-            None if made_from is None else msgspec.json.encode(made_from), answer.frames
-        )
+        made_from = None if answer.made_from is None else msgspec.json.encode(answer.made_from)
+        return AdmittedResponse(answer.model, made_from, answer.frames)
 
     def _check_size(self, size: int) -> None:
         if size + _ENVELOPE_BYTES > self._bus.payload_bytes_max:
@@ -138,6 +154,15 @@ class RemoteAdmission:
             )
 
     async def _ask(self, endpoint: str, question: msgspec.Struct, timeout_s: float) -> Answer:
+        # Of several ingress the broker chooses one, and that may be stopping just now.
+        for _ in range(DRAINING_TRIES):
+            try:
+                return await self._ask_one(endpoint, question, timeout_s)
+            except Draining:
+                await asyncio.sleep(DRAINING_PAUSE_S)
+        return await self._ask_one(endpoint, question, timeout_s)
+
+    async def _ask_one(self, endpoint: str, question: msgspec.Struct, timeout_s: float) -> Answer:
         subject = f"{admit.SERVICE}.{endpoint}"
         try:
             data = await self._bus.request(

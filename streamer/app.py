@@ -76,6 +76,7 @@ class Replies:
             request=ticket.request,
             deadline_s=ticket.deadline_s,
             keep=ticket.keep,
+            model=ticket.model,
         )
         reply.begun_without(claim.heard_seq)
         return reply

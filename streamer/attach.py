@@ -9,7 +9,7 @@ import time
 from headrace import topology
 from headrace.bus import Bus
 from headrace.kept import kept
-from headrace.peek import find
+from headrace.peek import Queued, find, read_queued
 from schemas import subjects
 from schemas.errors import Gone, NotFound
 from streamer.buffer import OpenReply
@@ -27,21 +27,35 @@ async def attach(
     try:
         await reply.load()
         reply.came_late(now_s=time.monotonic())
-        if not reply.reply.started and not await _waits(bus, tenant, request):
-            frames = await kept(bus, tenant=tenant, request=request)
-            if frames is None:
-                raise _unknown(request)
-            reply.give(frames)
+        queued = None if reply.reply.ended else await _queued(bus, tenant, request)
+        if queued is not None:
+            reply.model = queued.subject.model
+            reply.deadline_s = queued.expires_s or reply.deadline_s
+        elif not reply.reply.started:
+            await _find_ended(bus, reply)
     except BaseException:
         await mailbox.detach(reply)
         raise
     return reply
 
 
-async def _waits(bus: Bus, tenant: str, request: str) -> bool:
-    """Whether the request is in the queue, where it has no log yet."""
+async def _find_ended(bus: Bus, reply: OpenReply) -> None:
+    """Find what is neither queued nor was in the log. Raises as `attach`."""
+    await reply.load()  # it may have begun and ended between the two looks
+    if reply.reply.started:
+        return
+    frames = await kept(bus, tenant=reply.tenant, request=reply.request)
+    if frames is None:
+        raise _unknown(reply.request)
+    reply.give(frames)
+
+
+async def _queued(bus: Bus, tenant: str, request: str) -> Queued | None:
+    """Return the request's message, which it has until it ends, and which may be all it has."""
     subject = await find(bus, request)
-    return subject is not None and subject.tenant == tenant
+    if subject is None or subject.tenant != tenant:
+        return None
+    return await read_queued(bus, subject)
 
 
 def _unknown(request: str) -> NotFound | Gone:

@@ -13,6 +13,8 @@ from typing import Final
 
 from headrace import journal
 from headrace.bus import BrokerAway, BrokerRefused, Bus
+from headrace.connection import Connection
+from headrace.workforce import no_workers
 from schemas import subjects
 from schemas.errors import DeadlineExceeded, Refusal, StreamInterrupted
 from schemas.reply import Event, Reply, Shown
@@ -21,6 +23,9 @@ from schemas.wire import BadFrame, Failed, Finished, Keepalive, Piece, Tokens, d
 log = logging.getLogger(__name__)
 
 BUFFER_BYTES_MAX: Final = 128 * 1024
+EVENT_BYTES: Final = 128
+"""What an event takes beside its frame's bytes: a token of few letters is mostly that."""
+PAGE_BYTES_MAX: Final = 64 * 1024
 RECENT_FRAMES: Final = 48  # more than a checkpoint's interval: the log may lack no more
 QUIET_READ_S: Final = 15.0
 COMMENT_S: Final = 14.0
@@ -44,8 +49,13 @@ class OpenReply:
         deadline_s: float,
         now_s: float,
         keep: bool = False,
+        model: str = "",
+        serves: Callable[[str], bool] = lambda model: True,
         buffer_bytes_max: int = BUFFER_BYTES_MAX,
     ) -> None:
+        """`serves` tells whether a worker serves a model; `model` is empty while it is unknown."""
+        self.model = model
+        self._serves = serves
         self.tenant = tenant
         self.request = request
         self.log_subject = log_subject
@@ -58,6 +68,8 @@ class OpenReply:
         self.tokens = 0
         self.heard_on: str | None = None  # the subject of its frames, which names its streamer
         self.lingers = False  # whether its client may come back in a moment
+        self.absences = 0
+        self.asked_s = now_s
         self._bus = bus
         self._kept = keep
         self._bytes_max = buffer_bytes_max
@@ -71,13 +83,23 @@ class OpenReply:
         self._given: deque[bytes] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._heard_s = now_s
+        self._quiet_read_s = now_s
         self._sent_s = now_s
         self._sending = False
+        self._unsent_bytes = 0
         self._hole_s: float | None = None
         self._recent: deque[bytes] = deque(maxlen=RECENT_FRAMES)
         self._rest: Awaitable[None] | None = None
         self.write_now: Callable[[Sequence[Event]], Awaitable[None] | None] | None = None
         self.writer: asyncio.Task[None] | None = None
+        self.connection: Connection | None = None
+        self.stalled = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether its end is neither known nor in what the log may hold unread."""
+        settled = self.reply.ended or self.refusal is not None or self.left
+        return not (settled or self._sending or self._log_failed or self._pending)
 
     @property
     def kept(self) -> bool:
@@ -120,7 +142,7 @@ class OpenReply:
 
     def _keep(self, events: Sequence[Event], size: int) -> None:
         self._pending.extend(events)
-        self._pending_bytes += size
+        self._pending_bytes += size + EVENT_BYTES * len(events)
 
     def _written(self, events: Sequence[Event]) -> bool:
         """Write tokens at once if the reader waits for nothing else; tell whether it was done."""
@@ -168,8 +190,13 @@ class OpenReply:
                 self._waiter = None
 
     async def load(self) -> None:
-        """Read what the log holds already, before anybody waits for it."""
+        """Read what the log holds already, before anybody waits for it.
+
+        Raises BrokerAway: a log that cannot be read is not an empty one.
+        """
         await self._read_log()
+        if self._log_failed:
+            raise BrokerAway(f"the log of {self.request} cannot be read")
 
     def came_late(self, *, now_s: float) -> None:
         """Have the log read again in a moment: its last frame may have been told to others before
@@ -193,10 +220,10 @@ class OpenReply:
                 subjects.REPLIES,
                 self.log_subject,
                 after_seq=self._log_seq,
-                bytes_max=self._bytes_max,
+                bytes_max=min(self._bytes_max, PAGE_BYTES_MAX),
             )
         except (BrokerAway, BrokerRefused) as error:
-            log.info("the log of %s cannot be read now: %s", self.request, error)
+            log.debug("the log of %s cannot be read now: %s", self.request, error)
             self._log_failed = True
             return
         for entry in entries:
@@ -240,6 +267,10 @@ class OpenReply:
         self._sent_s = 0.0
         self.comment_due = False
 
+    def quiet_s(self, *, now_s: float) -> float:
+        """How long nothing has been heard of the reply."""
+        return now_s - (self._heard_s or now_s)
+
     def leave(self) -> None:
         """Note that the client is gone."""
         self.left = True
@@ -252,9 +283,14 @@ class OpenReply:
             self._wake()
 
     def look_at_log(self) -> None:
-        """Have the log read: the connection to the broker was broken."""
+        """Have the log read."""
         self._log_due = True
         self._wake()
+
+    def reconnected(self) -> None:
+        """Have the log read: the connection to the broker was broken."""
+        self._hole_s = None  # what is missing has its full time from now on
+        self.look_at_log()
 
     def begun_without(self, last_seq: int) -> None:
         """Note that the reply was heard up to here before it was opened: all that is in the log, or
@@ -267,23 +303,40 @@ class OpenReply:
         self._heard_s = self._heard_s or now_s
         self._sent_s = self._sent_s or now_s
         if self._sending:
-            if now_s - self._sent_s > STALLED_S_MAX and self.writer is not None:
-                self.writer.cancel("the client does not read")
+            self._tick_stall(now_s)
             return
-        if wall_s > self.deadline_s + DEADLINE_GRACE_S:
-            self.refuse(DeadlineExceeded("The request's deadline has passed."))
+        # A worker that runs it writes the end itself; nobody does of what waits in the queue.
+        grace_s = DEADLINE_GRACE_S if self.reply.started else 0.0
+        if wall_s > self.deadline_s + grace_s:
+            self.refuse(self._too_late())
         if now_s - self._sent_s > COMMENT_S:
             self.comment_due = True
             self._wake()
         self._tick_log(now_s)
+
+    def _too_late(self) -> Refusal:
+        if self.model and not self._serves(self.model):
+            return no_workers(self.model)
+        return DeadlineExceeded("The request's deadline has passed.")
+
+    def _tick_stall(self, now_s: float) -> None:
+        """Have the writer cancelled, once, when its client has taken nothing for a while."""
+        unsent_bytes = 0 if self.connection is None else self.connection.unsent_bytes
+        if unsent_bytes < self._unsent_bytes:
+            self._sent_s = now_s  # slow, but it reads
+        self._unsent_bytes = unsent_bytes
+        if now_s - self._sent_s > STALLED_S_MAX and self.writer is not None and not self.stalled:
+            self.stalled = True
+            self.refuse(StreamInterrupted("The client did not read for long; resume the stream."))
+            self.writer.cancel("the client does not read")
 
     def _tick_log(self, now_s: float) -> None:
         if self._log_failed and self._bus.connected:
             self.look_at_log()
         if not self.reply.missing and (self.reply.started or not self._pending):
             self._hole_s = None
-            if now_s - self._heard_s > QUIET_READ_S:
-                self._heard_s = now_s
+            if now_s - max(self._heard_s, self._quiet_read_s) > QUIET_READ_S:
+                self._quiet_read_s = now_s
                 self.look_at_log()
             return
         if self._hole_s is None:

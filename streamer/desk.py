@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.bus import BrokerAway, BrokerRefused, Bus
-from headrace.cancel import cancel
+from headrace.cancel import cancel_surely
 from headrace.ticket import TICKET_S, Ticket, Tickets
 from schemas.errors import Gone
 from schemas.subjects import ReplySubject
@@ -137,6 +137,6 @@ class Desk:
         self._spend(request, "Nobody came for this answer, so it was cancelled.", now_s=now_s)
         log.info("%s: nobody came for the answer; cancelled", request)
         try:
-            await cancel(self._bus, tenant=tenant, request=request)
+            await cancel_surely(self._bus, tenant=tenant, request=request)
         except (BrokerAway, BrokerRefused) as error:
-            log.warning("%s could not be cancelled: %s", request, error)
+            log.info("%s is cancelled when the broker is back: %s", request, error)

@@ -1,6 +1,7 @@
 """What goes over a WebSocket. Rule: pure; a message that means nothing is a value, not a fault.
 
-A client sends `{"id", "body"}`, `{"id", "type": "cancel"}`, or first `{"type": "auth", "key"}`.
+A client sends `{"id", "body", "timeout_s"}`, `{"id", "type": "cancel"}`, or first `{"type": "auth",
+"key"}`.
 Each message to it carries the `id` with one of `chunk`, `error` or `done`, and exactly one of the
 last two ends a request. An error that belongs to no request has the id null.
 """
@@ -11,6 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from headrace.deadline import bad_timeout, is_timeout
 from schemas.errors import InvalidRequest, Refusal, refusal_of
 from schemas.reply import Broken, Complete, Event, Shown
 from streamer.chunks import Chunks
@@ -32,10 +34,11 @@ class Auth(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """A request begins."""
+    """A request begins; `timeout_s` None is the socket's."""
 
     id: str
     body: bytes
+    timeout_s: float | None = None
 
 
 class Cancel(NamedTuple):
@@ -60,6 +63,7 @@ class _Object(msgspec.Struct, frozen=True):
     key: str | None = None
     body: msgspec.Raw = msgspec.Raw()  # empty where there is none
     idempotency_key: msgspec.Raw = msgspec.Raw()
+    timeout_s: msgspec.Raw = msgspec.Raw()
 
 
 _decode = msgspec.json.Decoder(_Object).decode
@@ -92,7 +96,21 @@ def read(text: str) -> ClientMessage:
     body = bytes(found.body)
     if not body:
         return Unclear(name, InvalidRequest("'body' is missing: the request.", param="body"))
-    return Begin(name, body)
+    try:
+        return Begin(name, body, _timeout_s(bytes(found.timeout_s)))
+    except InvalidRequest as refusal:
+        return Unclear(name, refusal)
+
+
+def _timeout_s(raw: bytes) -> float | None:
+    """Return the seconds that a message asks for, None for none. Raises InvalidRequest."""
+    try:
+        seconds = msgspec.json.decode(raw or b"null", type=float | None)
+    except msgspec.MsgspecError:
+        raise bad_timeout("timeout_s") from None
+    if seconds is not None and not is_timeout(seconds):
+        raise bad_timeout("timeout_s")
+    return seconds
 
 
 # To the client

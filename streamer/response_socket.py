@@ -10,6 +10,7 @@ from typing import Final, assert_never
 
 import msgspec
 
+from headrace.connection import Connection
 from schemas.errors import Refusal, RequestCancelled, TooManyRequests
 from schemas.response_events import ResponseEvents
 from schemas.responses import request_of
@@ -18,7 +19,8 @@ from schemas.wire import Shape
 from streamer import response_messages
 from streamer.buffer import OpenReply
 from streamer.response_messages import CancelResponse, Create, ResponseMessages, Unclear
-from streamer.websocket import REQUESTS_MAX, Receive, Room, Send, Socket, Sockets
+from streamer.sockets import Receive, Room, Send, Sockets
+from streamer.websocket import REQUESTS_MAX, Socket
 
 PATH: Final = "/v1/responses"
 WAITING_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -48,8 +50,10 @@ class Turns:
 class ResponseSocket(Socket):
     """One client's socket, and the responses on it, by the ids of their requests."""
 
-    def __init__(self, sockets: Sockets, receive: Receive, send: Send) -> None:
-        super().__init__(sockets, receive, send, chat=True)
+    def __init__(
+        self, sockets: Sockets, receive: Receive, send: Send, connection: Connection | None
+    ) -> None:
+        super().__init__(sockets, receive, send, connection, chat=True)
         self._running: dict[str, Create] = {}
         # By stream, one that runs or has just ended, and those that wait behind it.
         self._waiting: dict[str | None, deque[tuple[str, Create]]] = {}
@@ -94,7 +98,7 @@ class ResponseSocket(Socket):
 
     def _begin_response(self, name: str, create: Create) -> None:
         self._running[name] = create
-        self._start(name, name, create.body)
+        self._start(name, name, create.body, self._timeout_s)
 
     async def _run(self, name: str, reply: OpenReply, body: bytes) -> None:
         try:
@@ -121,20 +125,21 @@ class ResponseSocket(Socket):
         if not self._waiting_count:
             super().close_if_idle()
 
-    async def _put(self, reply: OpenReply, body: bytes) -> None:
+    async def _put(self, reply: OpenReply, body: bytes) -> str:
         create = self._running[reply.request]
-        made_from, frames = await self._sockets.admission.admit_response(
-            self._tenant,
+        admitted = await self._sockets.admission.admit_response(
+            self._caller,
             body,
             request=reply.request,
             streamer=self._sockets.mailbox.streamer,
             deadline_s=reply.deadline_s,
             before=self._turns.get(request_of(create.previous or "")),
         )
-        if made_from is not None:
-            self._made_from[reply.request] = made_from
-        if frames:
-            reply.give(frames)
+        if admitted.made_from is not None:
+            self._made_from[reply.request] = admitted.made_from
+        if admitted.frames:
+            reply.give(admitted.frames)
+        return admitted.model
 
     async def _relay(self, name: str, reply: OpenReply) -> bytes | None:
         last = await super()._relay(name, reply)

@@ -9,48 +9,43 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final, assert_never
 
-import msgspec
-
+from headrace.connection import Connection
+from headrace.deadline import DEADLINE_S, timeout_s_of
+from schemas.admit import Caller
 from schemas.errors import (
+    DeadlineExceeded,
     Draining,
     InternalError,
     InvalidApiKey,
     InvalidRequest,
-    NotFound,
     Refusal,
     RequestCancelled,
+    StreamInterrupted,
     TooManyRequests,
 )
 from schemas.reply import Broken, Complete, Event
 from schemas.subjects import new_request_id
 from schemas.wire import Shape
 from streamer import messages
-from streamer.admission import Admission
 from streamer.buffer import OpenReply
 from streamer.chunks import Chunks
 from streamer.eager import start
-from streamer.mailbox import Mailbox
 from streamer.messages import Auth, Begin, Cancel, Close, MessageLines, Unclear
 from streamer.response_messages import ResponseMessages
+from streamer.sockets import Receive, Room, Send, Sockets, reject
 
 log = logging.getLogger(__name__)
 
 REQUESTS_MAX: Final = 256
-SOCKETS_MAX: Final = 20_000
 BUFFER_BYTES_MAX: Final = 16 * 1024
-AUTH_S: Final = 10.0
 CLOSE_S: Final = 2.0
-DEADLINE_S: Final = 600.0
 CHAT_BY_PATH: Final = {"/v1/chat/completions": True, "/v1/completions": False}
 
 Lines = MessageLines | ResponseMessages
-
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
 
 
 class _End(Exception):
@@ -60,80 +55,25 @@ class _End(Exception):
         self.close = close
 
 
-class Sockets:
-    """The open WebSockets of this process; the ASGI application of all of them."""
-
-    def __init__(
-        self,
-        mailbox: Mailbox,
-        admission: Admission,
-        *,
-        sockets_max: int = SOCKETS_MAX,
-        auth_s: float = AUTH_S,
-        rooms: "dict[str, Room] | None" = None,
-    ) -> None:
-        """`rooms` are further paths, and the sockets that are served there."""
-        self.mailbox = mailbox
-        self.admission = admission
-        self.auth_s = auth_s
-        self.draining = False
-        self._sockets_max = sockets_max
-        self._rooms = ROOMS | (rooms or {})
-        self._open: set[Socket] = set()
-
-    @property
-    def open_count(self) -> int:
-        """How many sockets are open."""
-        return len(self._open)
-
-    @property
-    def full(self) -> bool:
-        """Whether there are more sockets than there may be."""
-        return len(self._open) > self._sockets_max
-
-    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        """Serve one socket."""
-        await receive()  # websocket.connect
-        make = self._rooms.get(scope["path"])
-        if make is None:
-            await _reject(send, NotFound(f"No WebSocket is served at {scope['path'][:200]}."))
-            return
-        socket = make(self, receive, send)
-        self._open.add(socket)
-        try:
-            await socket.serve(scope["headers"])
-        finally:
-            self._open.discard(socket)
-
-    def drain(self) -> None:
-        """Take no further request; close each socket once its last one has ended."""
-        self.draining = True
-        for socket in self._open:
-            socket.close_if_idle()
-
-
-async def _reject(send: Send, refusal: Refusal) -> None:
-    """Answer the handshake as a POST would be answered."""
-    content = msgspec.json.encode(refusal.body())
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(content)).encode()),
-        (b"x-request-id", new_request_id().encode()),
-    ]
-    head = {"status": refusal.status, "headers": headers}
-    await send({"type": "websocket.http.response.start", **head})
-    await send({"type": "websocket.http.response.body", "body": content})
-
-
 class Socket:
     """One client's socket, and the requests on it."""
 
-    def __init__(self, sockets: Sockets, receive: Receive, send: Send, *, chat: bool) -> None:
+    def __init__(
+        self,
+        sockets: Sockets,
+        receive: Receive,
+        send: Send,
+        connection: Connection | None,
+        *,
+        chat: bool,
+    ) -> None:
         self._sockets = sockets
         self._receive = receive
         self._send = send
         self._chat = chat
-        self._tenant = ""
+        self._connection = connection
+        self._caller = Caller("")
+        self._timeout_s = DEADLINE_S
         self._closed = False
         self._leaving = False
         # By the client's id, until its last message: then the id may be used again.
@@ -142,14 +82,16 @@ class Socket:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Future[Close] = asyncio.get_running_loop().create_future()
 
-    async def serve(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    async def serve(self, headers: Sequence[tuple[bytes, bytes]], peer: str | None) -> None:
         """Serve the socket to its end."""
-        tenant, close = None, None
+        caller, close = None, None
         try:
-            tenant = await self._sockets.admission.identify(headers)
+            caller = await self._sockets.admission.identify(headers, peer=peer)
+            timeout = dict(headers).get(b"x-request-timeout")
+            self._timeout_s = timeout_s_of(None if timeout is None else timeout.decode("latin-1"))
         except Refusal as refusal:
-            if refusal.status == 403:
-                await _reject(self._send, refusal)
+            if refusal.status in (400, 403):
+                await reject(self._send, refusal)
                 return
             close = _close_of(refusal)
         await self._send({"type": "websocket.accept"})
@@ -158,13 +100,13 @@ class Socket:
         elif self._sockets.draining:
             close = messages.GOING_AWAY
         if close is None:
-            close = await self._exchange(tenant)
+            close = await self._exchange(caller)
         if close is not None:
             await self._close(close)
 
-    async def _exchange(self, tenant: str | None) -> Close | None:
+    async def _exchange(self, caller: Caller | None) -> Close | None:
         """Take messages until the end, and return how to close; None when the client has left."""
-        reading = asyncio.create_task(self._read(tenant), name="websocket")
+        reading = asyncio.create_task(self._read(caller), name="websocket")
         try:
             either: list[asyncio.Future[Any]] = [reading, self._closing]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -202,22 +144,22 @@ class Socket:
 
     # What the client sends
 
-    async def _read(self, tenant: str | None) -> None:
+    async def _read(self, caller: Caller | None) -> None:
         """Take messages for ever. Raises _End."""
-        if tenant is None:
+        if caller is None:
             try:
                 async with asyncio.timeout(self._sockets.auth_s):
-                    tenant = await self._authenticate()
+                    caller = await self._authenticate()
             except TimeoutError:
                 raise _End(messages.NO_KEY) from None
             except Refusal as refusal:
                 raise _End(_close_of(refusal)) from None
-        self._tenant = tenant
+        self._caller = caller
         while True:
             await self._take(await self._next_text())
 
-    async def _authenticate(self) -> str:
-        """Return the tenant of the first message's key. Raises a Refusal or _End."""
+    async def _authenticate(self) -> Caller:
+        """Return whose key the first message shows. Raises a Refusal or _End."""
         match messages.read(await self._next_text()):
             case Auth(key) if key:
                 return await self._sockets.admission.identify_key(key)
@@ -237,8 +179,8 @@ class Socket:
         """Act on one message."""
         message = messages.read(text)
         match message:
-            case Begin(name, body):
-                await self._begin(name, body)
+            case Begin(name, body, timeout_s):
+                await self._begin(name, body, timeout_s or self._timeout_s)
             case Cancel(name):
                 if name in self._replies:
                     self._replies[name].refuse(RequestCancelled("The request was cancelled."))
@@ -253,23 +195,23 @@ class Socket:
 
     # Requests
 
-    async def _begin(self, name: str, body: bytes) -> None:
+    async def _begin(self, name: str, body: bytes, timeout_s: float) -> None:
         if name in self._replies:
             what = InvalidRequest(f"A request with id {name!r} is running.", param="id")
             await self._send_error(None, what)
         elif len(self._replies) >= REQUESTS_MAX:
             await self._send_error(name, TooManyRequests(f"{REQUESTS_MAX} requests are running."))
         else:
-            self._start(name, new_request_id(), body)
+            self._start(name, new_request_id(), body, timeout_s)
 
-    def _start(self, name: str, request: str, body: bytes) -> None:
-        mailbox = self._sockets.mailbox
-        reply = self._replies[name] = mailbox.open(
-            tenant=self._tenant,
+    def _start(self, name: str, request: str, body: bytes, timeout_s: float) -> None:
+        reply = self._replies[name] = self._sockets.mailbox.open(
+            tenant=self._caller.tenant,
             request=request,
-            deadline_s=time.time() + DEADLINE_S,
+            deadline_s=time.time() + timeout_s,
             buffer_bytes_max=BUFFER_BYTES_MAX,
         )
+        reply.connection = self._connection
         task = reply.writer = asyncio.create_task(self._run(name, reply, body))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -306,18 +248,28 @@ class Socket:
                 mailbox.close(reply)
 
     def _stalled(self, reply: OpenReply) -> None:
+        """End the socket, whose client does not read: its requests may be resumed elsewhere."""
         log.warning("%s: the socket was cut", reply.request)
+        for each in self._replies.values():
+            each.refuse(StreamInterrupted("The client did not read for long; resume the stream."))
+        if self._connection is not None:
+            self._connection.take_all()  # the close frame, most of all
         self._close_soon(messages.STALLED)
 
     async def _admit(self, reply: OpenReply, body: bytes) -> None:
         if self._sockets.draining:
             raise Draining("This node is stopping.")
-        await self._put(reply, body)
+        try:
+            async with asyncio.timeout(max(0.0, reply.deadline_s - time.time())):
+                reply.model = await self._put(reply, body)
+        except TimeoutError:
+            # Should it be admitted yet, no worker starts it: its deadline has passed.
+            raise DeadlineExceeded("The request's deadline has passed.") from None
 
-    async def _put(self, reply: OpenReply, body: bytes) -> None:
-        """Have a request put into the queue. Raises a Refusal."""
-        await self._sockets.admission.admit(
-            self._tenant,
+    async def _put(self, reply: OpenReply, body: bytes) -> str:
+        """Have a request put into the queue, and return its model. Raises a Refusal."""
+        return await self._sockets.admission.admit(
+            self._caller,
             body,
             chat=self._chat,
             request=reply.request,
@@ -387,14 +339,12 @@ class Socket:
             await self._send({"type": "websocket.send", "text": text.decode()})
 
 
-Room = Callable[[Sockets, Receive, Send], Socket]
+def _close_of(refusal: Refusal) -> Close:
+    """Return how a socket ends whose client could not be identified."""
+    return Close(1008 if refusal.status == 401 else 1013, refusal.message)
+
 
 ROOMS: Final[dict[str, Room]] = {
     path: partial(Socket, chat=chat) for path, chat in CHAT_BY_PATH.items()
 }
-"""What is served by path."""
-
-
-def _close_of(refusal: Refusal) -> Close:
-    """Return how a socket ends whose client could not be identified."""
-    return Close(1008 if refusal.status == 401 else 1013, refusal.message)
+"""What is served at each path."""

@@ -370,3 +370,24 @@ def test_a_key_is_one_header_or_none() -> None:
     assert key_of([(b"idempotency-key", b"!" + b"~" * 254)]) == b"!" + b"~" * 254
     with pytest.raises(InvalidRequest):
         key_of([(b"idempotency-key", b"a"), (b"idempotency-key", b"a")])
+
+
+def test_a_frozen_ingress_holds_its_claim_for_a_bounded_time(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(bus: Bus) -> None:
+        monkeypatch.setattr(idempotency, "ASK_S", 0.02)
+        frozen, second = Client(bus, key="frozen"), Client(bus, key="frozen")
+
+        async def silent(message: object) -> None:
+            """Hear the question and say nothing."""
+
+        await bus.subscribe(claimant_of(tenant="t", request=frozen.request), silent)
+        await frozen.stake(accepted=False)
+        waiting = asyncio.create_task(second.ask())
+        done, _ = await asyncio.wait([waiting], timeout=0.2)
+        assert not done
+        monkeypatch.setattr(idempotency, "FROZEN_S", 0.0)
+        assert await waiting is second.begun
+
+    with_bus(url, scenario)
