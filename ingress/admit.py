@@ -56,11 +56,11 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class Admitted:
     """A request that is queued, and what its tenant has left."""
 
-    envelope: Envelope
     standings: Standings
+    envelope: Envelope
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class Ingress:
 
     async def admit(
         self, origin: Origin, ask: Ask, *, body_bytes: int, response: bytes | None = None
-    ) -> Accepted:
+    ) -> Admitted:
         """Put an authenticated request into the queue. Raises a Refusal.
 
         Whoever reads the reply must expect it before the call. `body_bytes` is the size of what
@@ -136,7 +136,7 @@ class Ingress:
                 raise
             raise no_workers(ask.model) from refusal
         step(state, State.PUBLISHED)
-        return Accepted(envelope, standings)
+        return Admitted(standings, envelope)
 
     async def _tokens(self, model: Model, ask: Ask, body_bytes: int) -> list[int]:
         """Render and tokenise, in a thread where that takes long: the others must not wait.

@@ -17,7 +17,7 @@ from schemas import admit
 from schemas.admit import (
     Admit,
     AdmitResponse,
-    Admitted,
+    AdmittedResponse,
     Answer,
     Caller,
     Identify,
@@ -68,8 +68,9 @@ class Desk:
     ) -> str:
         """Put a streamed request into the queue and return its model. Raises a Refusal."""
         with self._counted():
-            origin = self._origin(caller, request, streamer, deadline_s)
+            self._ingress.gate.check(caller)
             ask = parse(body, chat=chat, streamed=True)
+            origin = Origin(caller, request, streamer, self._deadline_s(caller, deadline_s))
             await self._ingress.admit(origin, ask, body_bytes=len(body))
         return ask.model
 
@@ -82,20 +83,19 @@ class Desk:
         streamer: str,
         deadline_s: float,
         before: bytes | None,
-    ) -> Admitted:
+    ) -> AdmittedResponse:
         """Put a response into the queue, as `respond.admit_response`. Raises a Refusal."""
         with self._counted():
-            origin = self._origin(caller, request, streamer, deadline_s)
+            self._ingress.gate.check(caller)
+            origin = Origin(caller, request, streamer, self._deadline_s(caller, deadline_s))
             return await admit_response(self._ingress, origin, body, before=before)
 
-    def _origin(self, caller: Caller, request: str, streamer: str, deadline_s: float) -> Origin:
-        """Return where a socket's request comes from. Raises InvalidApiKey for a revoked key."""
-        gate = self._ingress.gate
-        gate.check(caller)
-        own_s = gate.policy(caller).deadline_s
-        if own_s is not None:
-            deadline_s = min(deadline_s, time.time() + own_s)
-        return Origin(caller, request, streamer, deadline_s)
+    def _deadline_s(self, caller: Caller, deadline_s: float) -> float:
+        own_s = self._ingress.gate.policy(caller).deadline_s
+        if own_s is None:
+            return deadline_s
+        # A socket's requests name no deadline of their own.
+        return min(deadline_s, time.time() + own_s)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -151,7 +151,7 @@ async def _admit(desk: Desk, asked: Admit) -> Answer:
 
 
 async def _respond(desk: Desk, asked: AdmitResponse) -> Answer:
-    model, made_from, frames = await desk.admit_response(
+    admitted = await desk.admit_response(
         asked.caller,
         bytes(asked.body),
         request=asked.request,
@@ -159,7 +159,12 @@ async def _respond(desk: Desk, asked: AdmitResponse) -> Answer:
         deadline_s=asked.deadline_s,
         before=None if asked.before is None else msgspec.json.encode(asked.before),
     )
-    return Answer(asked.tenant, model=model, made_from=admit.items_of(made_from), frames=frames)
+    return Answer(
+        tenant=asked.tenant,
+        model=admitted.model,
+        made_from=admit.items_of(admitted.made_from),
+        frames=admitted.frames,
+    )
 
 
 async def _answered(

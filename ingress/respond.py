@@ -20,7 +20,7 @@ from ingress.handoff import Answer, Expected, Handoff
 from ingress.idempotency import Attach
 from ingress.routes import Asked, Generate
 from ingress.stored import Record, Stored
-from schemas.admit import Admitted
+from schemas.admit import AdmittedResponse
 from schemas.errors import (
     BrokerUnavailable,
     InvalidRequest,
@@ -130,7 +130,7 @@ async def record(bus: Bus, asked: AskedResponse, envelope: Envelope) -> None:
 
 async def admit_response(
     ingress: Ingress, origin: Origin, body: bytes, *, before: bytes | None
-) -> Admitted:
+) -> AdmittedResponse:
     """Put a response that came over a socket into the queue. Raises a Refusal.
 
     `before` as in `asked_of`, but JSON.
@@ -144,17 +144,17 @@ async def admit_response(
         if ask.generate is False:
             frames = await _prepare(ingress, origin, asked)
         else:
-            accepted = await ingress.admit(
+            admitted = await ingress.admit(
                 replace(origin, keep_answer=asked.stored),
                 asked.ask,
                 body_bytes=len(body),
                 response=asked.response,
             )
-            await record(ingress.bus, asked, accepted.envelope)
+            await record(ingress.bus, asked, admitted.envelope)
     except InvalidRequest as refusal:
         raise own_words(refusal) from None
     made_from = None if asked.stored else msgspec.json.encode(asked.items)
-    return Admitted(asked.ask.model, made_from, frames)
+    return AdmittedResponse(ask.model, made_from, frames)
 
 
 async def _prepare(ingress: Ingress, origin: Origin, asked: AskedResponse) -> tuple[bytes, ...]:

@@ -32,7 +32,7 @@ BODY_BYTES_MAX: Final = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a body asks for. `response` and `stored` as in `Ingress.admit` and `Record`."""
+    """What a body asks for. `response` as in `Ingress.admit`; a `stored` answer is kept."""
 
     ask: Ask
     stream: bool
@@ -123,11 +123,11 @@ class Generate:
                     keep_answer=asked.stored or key is not None,
                     left=partial(_left, receive),
                 )
-                accepted = await self._ingress.admit(
+                admitted = await self._ingress.admit(
                     origin, ask, body_bytes=len(body), response=asked.response
                 )
-                headers.update(headers_of(accepted.standings))
-                return await self._accepted(asked, accepted.envelope, expected)
+                headers.update(headers_of(admitted.standings))
+                return await self._accepted(asked, admitted.envelope, expected)
             except BaseException:
                 expected.drop()
                 raise

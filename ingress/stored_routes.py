@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from headrace.answers import as_json
 from headrace.bus import BrokerAway, BrokerRefused
-from headrace.requests import cancel
+from headrace.requests import cancel, peer_of
 from ingress import stored
 from ingress.admit import Ingress
 from ingress.handoff import Answer, Handoff
@@ -92,7 +92,9 @@ class _StoredRoutes:
 
     async def _find(self, request: Request) -> tuple[str, Stored]:
         """Return the caller's tenant and the response in the path. Raises a Refusal."""
-        tenant = self._ingress.gate.identify(request.scope["headers"]).tenant
+        scope = request.scope
+        caller = await self._ingress.gate.recognise(scope["headers"], peer=peer_of(scope))
+        tenant = caller.tenant
         name: str = request.path_params["response"]
         what = request_of(name)
         try:

@@ -106,9 +106,9 @@ class AdmitResponse(msgspec.Struct, frozen=True):
     request: str
     streamer: str
     deadline_s: float
-    before: list[msgspec.Raw] | None = None
     key: str | None = None
     until_s: float | None = None
+    before: list[msgspec.Raw] | None = None
 
     @property
     def caller(self) -> Caller:
@@ -116,8 +116,8 @@ class AdmitResponse(msgspec.Struct, frozen=True):
         return Caller(self.tenant, self.key, self.until_s)
 
 
-class Admitted(NamedTuple):
-    """What became of a response: its model, what it was made from, as JSON, if that is stored
+class AdmittedResponse(NamedTuple):
+    """A response that was admitted: its model; what it was made from, as JSON, if that is stored
     nowhere; and the frames of its reply if it is not run."""
 
     model: str
@@ -152,10 +152,11 @@ class RefusalText(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The answer to all: the caller (None for one who must still show a key), or a refusal.
+    """The answer to all: the caller (None for one who must still show a key), or a refusal; and
+    the model of a request that was admitted.
 
-    `model` is that of what was admitted, `made_from` the items of a response that is stored
-    nowhere, `frames` the whole reply to one that is not run.
+    `made_from` are the items of a response that is stored nowhere, `frames` the whole reply to one
+    that is not run.
     """
 
     tenant: str | None = None

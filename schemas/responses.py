@@ -45,10 +45,12 @@ _UNSERVED: Final = (
 _OPAQUE: Final = ("sim", "session_id", "on_disconnect", "seed", "ignore_eos")
 """Members that mean here what they mean in a chat, and are checked there."""
 _PARAMS: Final = {
+    "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
     "messages": "input",
     "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
+    "verbosity": "text.verbosity",
 }
 """How a response calls what a chat calls otherwise."""
 _RESPONSE_ID: Final = re.compile(r"resp_[0-9a-f]{32}")
@@ -160,8 +162,6 @@ def parse_response(body: bytes, *, streamed: bool = False) -> ResponseRequest:
         raise InvalidRequest("Only 'disabled' truncation is served.", param="truncation")
     if "reasoning.encrypted_content" in (request.include or ()):
         raise InvalidRequest("Encrypted reasoning is not served.", param="include")
-    if request.text is not None and request.text.verbosity in ("low", "high"):
-        raise InvalidRequest("Only 'medium' verbosity is served.", param="text.verbosity")
     _check_reasoning(request.reasoning)
     for number, tool in enumerate(request.tools or ()):
         _check_tool(tool, f"tools[{number}]")
@@ -205,6 +205,7 @@ def as_chat(request: ResponseRequest, items: Sequence[Item]) -> ChatRequest:
         "tool_choice": _chat_tool_choice(request.tool_choice),
         "parallel_tool_calls": request.parallel_tool_calls,
         "response_format": _chat_format(request.text),
+        "verbosity": request.text and request.text.verbosity,
         "reasoning_effort": request.reasoning and request.reasoning.effort,
         "user": request.user,
         "prompt_cache_key": request.prompt_cache_key,
@@ -228,6 +229,7 @@ def own_words(refusal: InvalidRequest) -> InvalidRequest:
     head, dot, rest = (refusal.param or "").partition(".")
     name, bracket, index = head.partition("[")
     own = _PARAMS.get(name, name) + bracket + index + dot + rest
+    own = own.replace("].function", "]").replace("text.format.json_schema", "text.format")
     return type(refusal)(refusal.message, param=own or None)
 
 

@@ -34,10 +34,10 @@ from streamer.app import Application
 from streamer.desk import Desk
 from streamer.mailbox import Mailbox
 from streamer.orphans import Orphans
-from streamer.response_socket import ROOMS
+from streamer.rooms import ROOMS
+from streamer.sockets import Sockets
 from streamer.telemetry import desk_readings
 from streamer.telemetry import readings as streamer_readings
-from streamer.websocket import Sockets
 
 log = logging.getLogger(__name__)
 

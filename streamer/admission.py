@@ -12,7 +12,7 @@ import msgspec
 
 from headrace.bus import BrokerAway, Bus
 from schemas import admit
-from schemas.admit import Admit, AdmitResponse, Admitted, Answer, Caller, Identify
+from schemas.admit import Admit, AdmitResponse, AdmittedResponse, Answer, Caller, Identify
 from schemas.errors import BrokerUnavailable, Draining, RequestTooLarge
 
 IDENTIFY_TIMEOUT_S: Final = 5.0
@@ -64,7 +64,7 @@ class Admission(Protocol):
         streamer: str,
         deadline_s: float,
         before: bytes | None,
-    ) -> Admitted:
+    ) -> AdmittedResponse:
         """Put a response into the queue. Raises a Refusal.
 
         `before` is the conversation that it goes on from, where this is stored nowhere else.
@@ -129,7 +129,7 @@ class RemoteAdmission:
         streamer: str,
         deadline_s: float,
         before: bytes | None,
-    ) -> Admitted:
+    ) -> AdmittedResponse:
         """As `Admission.admit_response`."""
         self._check_size(len(body) + len(before or b""))
         question = AdmitResponse(
@@ -138,17 +138,13 @@ class RemoteAdmission:
             request,
             streamer,
             deadline_s,
-            admit.items_of(before),
             caller.key,
             caller.until_s,
+            admit.items_of(before),
         )
         answer = await self._ask(admit.RESPOND, question, ADMIT_TIMEOUT_S)
-        made_from = answer.made_from
-        return Admitted(
-            answer.model,
-            None if made_from is None else msgspec.json.encode(made_from),
-            answer.frames,
-        )
+        made_from = None if answer.made_from is None else msgspec.json.encode(answer.made_from)
+        return AdmittedResponse(answer.model, made_from, answer.frames)
 
     def _check_size(self, size: int) -> None:
         if size + _ENVELOPE_BYTES > self._bus.payload_bytes_max:

@@ -19,7 +19,8 @@ from schemas.wire import Shape
 from streamer import response_messages
 from streamer.buffer import OpenReply
 from streamer.response_messages import CancelResponse, Create, ResponseMessages, Unclear
-from streamer.websocket import REQUESTS_MAX, Receive, Room, Send, Socket, Sockets
+from streamer.sockets import Receive, Room, Send, Sockets
+from streamer.websocket import REQUESTS_MAX, Socket
 
 PATH: Final = "/v1/responses"
 WAITING_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -97,7 +98,7 @@ class ResponseSocket(Socket):
 
     def _begin_response(self, name: str, create: Create) -> None:
         self._running[name] = create
-        self._start(name, name, create.body, timeout_s=self._timeout_s)
+        self._start(name, name, create.body, self._timeout_s)
 
     async def _run(self, name: str, reply: OpenReply, body: bytes) -> None:
         try:
@@ -124,9 +125,9 @@ class ResponseSocket(Socket):
         if not self._waiting_count:
             super().close_if_idle()
 
-    async def _put(self, reply: OpenReply, body: bytes) -> None:
+    async def _put(self, reply: OpenReply, body: bytes) -> str:
         create = self._running[reply.request]
-        reply.model, made_from, frames = await self._sockets.admission.admit_response(
+        admitted = await self._sockets.admission.admit_response(
             self._caller,
             body,
             request=reply.request,
@@ -134,10 +135,11 @@ class ResponseSocket(Socket):
             deadline_s=reply.deadline_s,
             before=self._turns.get(request_of(create.previous or "")),
         )
-        if made_from is not None:
-            self._made_from[reply.request] = made_from
-        if frames:
-            reply.give(frames)
+        if admitted.made_from is not None:
+            self._made_from[reply.request] = admitted.made_from
+        if admitted.frames:
+            reply.give(admitted.frames)
+        return admitted.model
 
     async def _relay(self, name: str, reply: OpenReply) -> bytes | None:
         last = await super()._relay(name, reply)

@@ -9,15 +9,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final, assert_never
 
-import msgspec
-
-from headrace.connection import Connection, connection_of
+from headrace.connection import Connection
 from headrace.deadline import DEADLINE_S, timeout_s_of
-from headrace.requests import peer_of
 from schemas.admit import Caller
 from schemas.errors import (
     DeadlineExceeded,
@@ -25,7 +22,6 @@ from schemas.errors import (
     InternalError,
     InvalidApiKey,
     InvalidRequest,
-    NotFound,
     Refusal,
     RequestCancelled,
     StreamInterrupted,
@@ -35,27 +31,21 @@ from schemas.reply import Broken, Complete, Event
 from schemas.subjects import new_request_id
 from schemas.wire import Shape
 from streamer import messages
-from streamer.admission import Admission
 from streamer.buffer import OpenReply
 from streamer.chunks import Chunks
 from streamer.eager import start
-from streamer.mailbox import Mailbox
 from streamer.messages import Auth, Begin, Cancel, Close, MessageLines, Unclear
 from streamer.response_messages import ResponseMessages
+from streamer.sockets import Receive, Room, Send, Sockets, reject
 
 log = logging.getLogger(__name__)
 
 REQUESTS_MAX: Final = 256
-SOCKETS_MAX: Final = 20_000
 BUFFER_BYTES_MAX: Final = 16 * 1024
-AUTH_S: Final = 10.0
 CLOSE_S: Final = 2.0
 CHAT_BY_PATH: Final = {"/v1/chat/completions": True, "/v1/completions": False}
 
 Lines = MessageLines | ResponseMessages
-
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
 
 
 class _End(Exception):
@@ -63,71 +53,6 @@ class _End(Exception):
 
     def __init__(self, close: Close | None) -> None:
         self.close = close
-
-
-class Sockets:
-    """The open WebSockets of this process; the ASGI application of all of them."""
-
-    def __init__(
-        self,
-        mailbox: Mailbox,
-        admission: Admission,
-        *,
-        sockets_max: int = SOCKETS_MAX,
-        auth_s: float = AUTH_S,
-        rooms: "dict[str, Room] | None" = None,
-    ) -> None:
-        """`rooms` are further paths, and the sockets that are served there."""
-        self.mailbox = mailbox
-        self.admission = admission
-        self.auth_s = auth_s
-        self.draining = False
-        self._sockets_max = sockets_max
-        self._rooms = ROOMS | (rooms or {})
-        self._open: set[Socket] = set()
-
-    @property
-    def open_count(self) -> int:
-        """How many sockets are open."""
-        return len(self._open)
-
-    @property
-    def full(self) -> bool:
-        """Whether there are more sockets than there may be."""
-        return len(self._open) > self._sockets_max
-
-    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        """Serve one socket."""
-        await receive()  # websocket.connect
-        make = self._rooms.get(scope["path"])
-        if make is None:
-            await _reject(send, NotFound(f"No WebSocket is served at {scope['path'][:200]}."))
-            return
-        socket = make(self, receive, send, connection_of(scope))
-        self._open.add(socket)
-        try:
-            await socket.serve(scope["headers"], peer_of(scope))
-        finally:
-            self._open.discard(socket)
-
-    def drain(self) -> None:
-        """Take no further request; close each socket once its last one has ended."""
-        self.draining = True
-        for socket in self._open:
-            socket.close_if_idle()
-
-
-async def _reject(send: Send, refusal: Refusal) -> None:
-    """Answer the handshake as a POST would be answered."""
-    content = msgspec.json.encode(refusal.body())
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(content)).encode()),
-        (b"x-request-id", new_request_id().encode()),
-    ]
-    head = {"status": refusal.status, "headers": headers}
-    await send({"type": "websocket.http.response.start", **head})
-    await send({"type": "websocket.http.response.body", "body": content})
 
 
 class Socket:
@@ -166,7 +91,7 @@ class Socket:
             self._timeout_s = timeout_s_of(None if timeout is None else timeout.decode("latin-1"))
         except Refusal as refusal:
             if refusal.status in (400, 403):
-                await _reject(self._send, refusal)
+                await reject(self._send, refusal)
                 return
             close = _close_of(refusal)
         await self._send({"type": "websocket.accept"})
@@ -277,11 +202,10 @@ class Socket:
         elif len(self._replies) >= REQUESTS_MAX:
             await self._send_error(name, TooManyRequests(f"{REQUESTS_MAX} requests are running."))
         else:
-            self._start(name, new_request_id(), body, timeout_s=timeout_s)
+            self._start(name, new_request_id(), body, timeout_s)
 
-    def _start(self, name: str, request: str, body: bytes, *, timeout_s: float) -> None:
-        mailbox = self._sockets.mailbox
-        reply = self._replies[name] = mailbox.open(
+    def _start(self, name: str, request: str, body: bytes, timeout_s: float) -> None:
+        reply = self._replies[name] = self._sockets.mailbox.open(
             tenant=self._caller.tenant,
             request=request,
             deadline_s=time.time() + timeout_s,
@@ -337,14 +261,14 @@ class Socket:
             raise Draining("This node is stopping.")
         try:
             async with asyncio.timeout(max(0.0, reply.deadline_s - time.time())):
-                await self._put(reply, body)
+                reply.model = await self._put(reply, body)
         except TimeoutError:
             # Should it be admitted yet, no worker starts it: its deadline has passed.
             raise DeadlineExceeded("The request's deadline has passed.") from None
 
-    async def _put(self, reply: OpenReply, body: bytes) -> None:
-        """Have a request put into the queue. Raises a Refusal."""
-        reply.model = await self._sockets.admission.admit(
+    async def _put(self, reply: OpenReply, body: bytes) -> str:
+        """Have a request put into the queue, and return its model. Raises a Refusal."""
+        return await self._sockets.admission.admit(
             self._caller,
             body,
             chat=self._chat,
@@ -415,14 +339,12 @@ class Socket:
             await self._send({"type": "websocket.send", "text": text.decode()})
 
 
-Room = Callable[[Sockets, Receive, Send, Connection | None], Socket]
+def _close_of(refusal: Refusal) -> Close:
+    """Return how a socket ends whose client could not be identified."""
+    return Close(1008 if refusal.status == 401 else 1013, refusal.message)
+
 
 ROOMS: Final[dict[str, Room]] = {
     path: partial(Socket, chat=chat) for path, chat in CHAT_BY_PATH.items()
 }
-"""What is served by path."""
-
-
-def _close_of(refusal: Refusal) -> Close:
-    """Return how a socket ends whose client could not be identified."""
-    return Close(1008 if refusal.status == 401 else 1013, refusal.message)
+"""What is served at each path."""

@@ -5,6 +5,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -13,41 +14,42 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from tests.pipeline.conftest import Node, System
-from tests.servers import free_port, node, wait_for, wait_ready
+from tests.pipeline.conftest import Node, _apply, front, worker
+from tests.servers import NatsServer, wait_for, wait_ready
 
 KEYS = {tenant: f"sk-{secrets.token_hex(16)}" for tenant in ("acme", "b.co")}
 
 
 @pytest.fixture(scope="module")
-def keyed(system: System, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """A gateway with a key for each of two tenants; its `admin_url` is its clients' too."""
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """A gateway with a key for each of two tenants, in a system of its own: what the bucket holds
+    of tenants would guard the others' doors."""
     folder = tmp_path_factory.mktemp("tenants")
-    config = folder / "headrace.toml"
     digests = {tenant: hashlib.sha256(key.encode()).hexdigest() for tenant, key in KEYS.items()}
     tables = [f'[[keys]]\ntenant = "{name}"\nsha256 = "{digests[name]}"\n' for name in KEYS]
+    config = folder / "headrace.toml"
     config.write_text("".join(tables))
-    port = free_port()
-    process = node(
-        "gateway",
-        *("--nats-url", system.nats_url, "--port", str(port), "--config", str(config)),
-        log=folder / "gateway.log",
-    )
-    found = Node("keyed", process, f"http://127.0.0.1:{port}")
-    try:
-        wait_ready(process, found.admin_url)
+    with ExitStack() as cleanup:
+        nats = NatsServer(folder)
+        cleanup.callback(nats.stop)
+        nats.start()
+        _apply(nats.url)
+        engine = worker("worker-0", nats.url, folder)
+        cleanup.callback(engine.process.stop)
+        found = front("gateway", nats.url, folder, "--config", str(config))
+        cleanup.callback(found.process.stop)
+        for each in (engine, found):
+            wait_ready(each.process, each.admin_url)
         wait_for(
-            lambda: "sim" in httpx.get(f"{found.admin_url}/readyz").json()["models"],
+            lambda: "sim" in httpx.get(f"{found.url}/readyz").json()["models"],
             within_s=10,
             what="the model",
         )
         yield found
-    finally:
-        process.stop()
 
 
 def sdk(keyed: Node, tenant: str) -> openai.OpenAI:
-    url = f"{keyed.admin_url}/v1"
+    url = f"{keyed.url}/v1"
     return openai.OpenAI(base_url=url, api_key=KEYS[tenant], timeout=20, max_retries=0)
 
 
@@ -71,7 +73,7 @@ def test_another_tenants_response_is_not_found(keyed: Node) -> None:
 
 
 def test_without_a_key_nothing_is_told(keyed: Node) -> None:
-    with sdk(keyed, "acme") as own, httpx.Client(base_url=keyed.admin_url) as client:
+    with sdk(keyed, "acme") as own, httpx.Client(base_url=keyed.url) as client:
         name = own.responses.create(model="sim", input="x", max_output_tokens=1).id
         ways = (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items"))
         for method, path in ways:
@@ -82,7 +84,7 @@ def test_without_a_key_nothing_is_told(keyed: Node) -> None:
 
 def test_a_key_in_the_first_message_opens_the_socket(keyed: Node) -> None:
     body = {"type": "response.create", "model": "sim", "input": "x", "max_output_tokens": 1}
-    url = keyed.admin_url.replace("http", "ws", 1) + "/v1/responses"
+    url = keyed.url.replace("http", "ws", 1) + "/v1/responses"
 
     async def opened(*messages: dict[str, Any]) -> dict[str, Any]:
         async with connect(url, compression=None, proxy=None) as socket, asyncio.timeout(20):

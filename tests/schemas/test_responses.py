@@ -7,7 +7,7 @@ import pytest
 
 from schemas.errors import InvalidRequest
 from schemas.openai import ChatRequest, parse_chat
-from schemas.responses import as_chat, parse_response, request_of, response_id
+from schemas.responses import as_chat, own_words, parse_response, request_of, response_id
 from schemas.subjects import new_request_id
 
 REQUEST = "req_" + "0a" * 16
@@ -61,7 +61,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"service_tier": "cheap"}, "service_tier"),
     ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
     ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
-    ({"text": {"verbosity": "low"}}, "text.verbosity"),
+    ({"text": {"verbosity": "loud"}}, "text.verbosity"),
     ({"text": {"format": {"type": "grammar"}}}, "text.format"),
     ({"user": 5}, "user"),
     ({"sim": {"pieces": "abc"}}, "sim.pieces"),
@@ -197,6 +197,24 @@ def test_what_is_put_in_again_stays_as_it_is() -> None:
 def test_a_previous_response_needs_no_input() -> None:
     body = {"model": "m", "previous_response_id": "resp_1"}
     assert parse_response(json.dumps(body).encode()).items(REQUEST) == []
+
+
+@pytest.mark.parametrize(
+    ("chats", "own"),
+    [
+        (None, None),
+        ("messages", "input"),
+        ("max_completion_tokens", "max_output_tokens"),
+        ("tools[1].function.name", "tools[1].name"),
+        ("response_format.json_schema.schema", "text.format.schema"),
+        ("reasoning_effort", "reasoning.effort"),
+        ("temperature", "temperature"),
+    ],
+)
+def test_a_refusal_of_a_chat_is_put_into_a_response_s_words(
+    chats: str | None, own: str | None
+) -> None:
+    assert own_words(InvalidRequest("Why.", param=chats)).param == own
 
 
 def test_ids_of_requests_and_responses_are_made_from_each_other() -> None:

@@ -1,7 +1,6 @@
 """What is kept of a log: its replay is equal, event by event, without the repeats."""
 
-from streamer.reply import Reply
-
+from schemas.reply import Reply
 from schemas.wire import (
     Failed,
     Finished,
