@@ -14,16 +14,17 @@ from typing import Final
 
 from headrace import topology
 from headrace.bus import Bus
+from ingress.able import check_able
 from ingress.auth import Caller, Gate
 from ingress.catalogue import Catalogue, Model
 from ingress.cost import Cost, cost_of
 from ingress.dispatch import dispatch
+from ingress.envelope import envelope_of
 from schemas.errors import BrokerUnavailable, Draining, InvalidRequest
 from schemas.life import State, step
 from schemas.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from schemas.prefix import partition_of, prefix_key
 from schemas.subjects import ReplySubject, RequestSubject
-from schemas.wire import Envelope, Sampling, Shape, pack_tokens
 
 DEADLINE_S: Final = 600.0
 INLINE_BYTES_MAX: Final = 4096
@@ -73,15 +74,26 @@ class Ingress:
         if self.draining:
             raise Draining("This node is stopping.")
         model = self.catalogue.find(ask.model)
-        if ask.sim is not None and not model.card.simulated:
-            raise InvalidRequest("'sim' is for the simulated engine only.", param="sim")
+        check_able(ask, model.card)
         if not self.bus.connected:
             raise BrokerUnavailable("The queue cannot be reached.")
         tokens = await self._tokens(model, ask, body_bytes)
         cost = _cost(model, ask, len(tokens))
         state = step(state, State.COSTED)
         state = step(state, State.RESERVED)
-        envelope = _envelope(origin, ask, cost, tokens)
+        echo = model.prompter.echo(ask, tokens) if isinstance(ask, CompletionRequest) else ""
+        reply = str(ReplySubject(origin.streamer, origin.caller.tenant, origin.request))
+        envelope = envelope_of(
+            ask,
+            cost,
+            tokens,
+            card=model.card,
+            echo=echo,
+            request=origin.request,
+            tenant=origin.caller.tenant,
+            reply=reply,
+            deadline_s=origin.deadline_s,
+        )
         state = step(state, State.QUEUED)
         await dispatch(self.bus, _subject(origin, model, ask, tokens), envelope)
         step(state, State.PUBLISHED)
@@ -93,11 +105,12 @@ class Ingress:
         """
         prompter, tokens_max = model.prompter, model.card.max_model_len
         if isinstance(ask, ChatRequest):
-            work = partial(prompter.chat, ask.messages, ask.tools, tokens_max=tokens_max)
+            work = partial(prompter.of_chat, ask, tokens_max=tokens_max)
         elif (tokens := ask.tokens) is not None:
             work = partial(prompter.tokens, tokens)
         else:
-            work = partial(prompter.text, ask.text, tokens_max=tokens_max)
+            special = ask.add_special_tokens is not False
+            work = partial(prompter.text, ask.text, tokens_max=tokens_max, special=special)
         if body_bytes <= INLINE_BYTES_MAX:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -144,46 +157,3 @@ def _subject(origin: Origin, model: Model, ask: Ask, tokens: Sequence[int]) -> R
     )
     partition = partition_of(key, partitions=model.card.partitions)
     return RequestSubject("online", model.card.name, partition, tenant, origin.request)
-
-
-def _envelope(origin: Origin, ask: Ask, cost: Cost, tokens: Sequence[int]) -> Envelope:
-    tenant = origin.caller.tenant
-    options = ask.stream_options
-    return Envelope(
-        request=origin.request,
-        tenant=tenant,
-        model=ask.model,
-        reply=str(ReplySubject(origin.streamer, tenant, origin.request)),
-        prompt=pack_tokens(tokens),
-        sampling=_sampling(ask, cost),
-        shape=Shape(
-            endpoint="chat" if isinstance(ask, ChatRequest) else "completion",
-            model=ask.model,
-            created_s=int(time.time()),
-            include_usage=bool(options and options.include_usage),
-            choices=cost.choices,
-            logprobs=ask.alternatives is not None,
-            keep=ask.keep,
-            event_ids=not (options and options.include_event_ids is False),
-        ),
-        deadline_s=origin.deadline_s,
-        cache_salt=tenant,
-        sim=ask.sim,
-    )
-
-
-def _sampling(ask: Ask, cost: Cost) -> Sampling:
-    bias = ask.logit_bias
-    return Sampling(
-        max_tokens=cost.output_tokens,
-        temperature=1.0 if ask.temperature is None else ask.temperature,
-        top_p=1.0 if ask.top_p is None else ask.top_p,
-        seed=ask.seed,
-        stop=ask.stops,
-        n=cost.choices,
-        presence_penalty=ask.presence_penalty or 0.0,
-        frequency_penalty=ask.frequency_penalty or 0.0,
-        logit_bias=None if bias is None else {int(token): by for token, by in bias.items()},
-        logprobs=ask.alternatives,
-        ignore_eos=bool(ask.ignore_eos),
-    )
