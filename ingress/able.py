@@ -19,9 +19,11 @@ def check_able(ask: ChatRequest | CompletionRequest, card: ModelCard) -> None:
         return
     if ask.sim is not None:
         raise InvalidRequest("'sim' is for the simulated engine only.", param="sim")
+    if ask.temperature == 0 and (ask.n or 1) > 1:
+        raise InvalidRequest("At temperature 0 there is one choice.", param="n")  # vLLM's rule
     if isinstance(ask, ChatRequest) and ask.choice != "none" and card.tool_parser is None:
         raise InvalidRequest(
-            "This model cannot call tools: its workers have no --tool-call-parser.",
+            "This model cannot call tools: its workers have no tool_call_parser.",
             param="tools" if ask.tool_choice is None else "tool_choice",
         )
 
