@@ -11,7 +11,8 @@ from headrace.answers import EXCEPTION_HANDLERS
 from ingress.admit import Ingress
 from ingress.cors import Cors
 from ingress.handoff import Handoff
-from ingress.routes import Generate, models
+from ingress.reference import page, specification
+from ingress.routes import Generate, model, models
 
 
 class Application:
@@ -34,6 +35,9 @@ class Application:
                 *extra,
                 *(Route(path, app, methods=["POST"]) for path, app in self._generate.items()),
                 Route("/v1/models", models(ingress), methods=["GET"]),
+                Route("/v1/models/{model:path}", model(ingress), methods=["GET"]),
+                Route("/openapi.json", specification(), methods=["GET"]),
+                Route("/docs", page(), methods=["GET"]),
             ],
             exception_handlers=EXCEPTION_HANDLERS,
         )

@@ -14,6 +14,7 @@ from ingress.admit import Ingress, Origin, deadline_of, parse
 from ingress.cors import Cors
 from ingress.handoff import Answer, Handoff
 from schemas.errors import InternalError, InvalidRequest, Refusal, RequestTooLarge
+from schemas.model import ModelCard
 from schemas.subjects import new_request_id
 
 log = logging.getLogger(__name__)
@@ -99,18 +100,30 @@ def models(ingress: Ingress) -> Any:
 
     async def handle(request: Request) -> Response:
         ingress.gate.identify(request.scope["headers"])
-        cards = [
-            {
-                "id": card.name,
-                "object": "model",
-                "created": card.created_s,
-                "owned_by": "headrace",
-                "max_model_len": card.max_model_len,
-            }
-            for card in ingress.catalogue.cards()
-        ]
+        cards = [_listed(card) for card in ingress.catalogue.cards()]
         return as_json(
             {"object": "list", "data": cards}, headers={"x-request-id": new_request_id()}
         )
 
     return handle
+
+
+def model(ingress: Ingress) -> Any:
+    """Return the handler of `GET /v1/models/{model}`; a name may hold slashes."""
+
+    async def handle(request: Request) -> Response:
+        ingress.gate.identify(request.scope["headers"])
+        card = ingress.catalogue.find(request.path_params["model"]).card
+        return as_json(_listed(card), headers={"x-request-id": new_request_id()})
+
+    return handle
+
+
+def _listed(card: ModelCard) -> dict[str, Any]:
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": card.created_s,
+        "owned_by": "headrace",
+        "max_model_len": card.max_model_len,
+    }

