@@ -13,7 +13,7 @@ VLLM_ENVIRON = HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_
 tool = @if [ -x $(BIN)/$(2) ]; then echo "$(2) $(3)"; $(BIN)/$(2) $(3); \
 	else echo "SKIP $(1): $(2) is not installed"; fi
 
-.PHONY: run test test-slow run-vllm test-vllm bench lint format clean
+.PHONY: run test test-slow run-vllm test-vllm bench chaos lint format clean
 .DELETE_ON_ERROR:
 
 run: .venv/installed
@@ -37,6 +37,9 @@ format: .venv/installed
 
 bench: .venv/installed
 	$(BIN)/python -m bench $(ARGS)
+
+chaos: .venv/installed
+	$(BIN)/python -m chaos $(ARGS)
 
 run-vllm: .venv-vllm/installed $(MODEL)/config.json
 	$(VLLM_ENVIRON) $(VLLM_BIN)/headrace up --engine vllm --model $(MODEL) \

@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping
 
+from headrace.bus import BrokerAway, BrokerRefused, Bus
+from schemas.errors import BrokerUnavailable
+from streamer.attach import attach
 from streamer.buffer import OpenReply
 from streamer.mailbox import Mailbox
 from streamer.relay import Relay
@@ -10,13 +13,37 @@ from streamer.relay import Relay
 class Inline:
     """Expects replies at this process's own mailbox. A `Handoff`."""
 
-    def __init__(self, mailbox: Mailbox) -> None:
+    def __init__(self, bus: Bus, mailbox: Mailbox) -> None:
+        self._bus = bus
         self._mailbox = mailbox
 
-    def expect(self, *, tenant: str, request: str, deadline_s: float, keep: bool) -> "ExpectedHere":
+    def expect(
+        self, *, tenant: str, request: str, deadline_s: float, keep: bool, model: str = ""
+    ) -> "ExpectedHere":
         """Open the reply."""
-        reply = self._mailbox.open(tenant=tenant, request=request, deadline_s=deadline_s, keep=keep)
+        reply = self._mailbox.open(
+            tenant=tenant, request=request, deadline_s=deadline_s, keep=keep, model=model
+        )
         return ExpectedHere(self._mailbox, reply)
+
+    async def attach(
+        self,
+        *,
+        tenant: str,
+        request: str,
+        deadline_s: float,
+        stream: bool,
+        headers: Mapping[str, str],
+    ) -> Relay:
+        """Open the reply for one more reader. Raises NotFound, Gone and BrokerUnavailable."""
+        try:
+            reply = await attach(
+                self._bus, self._mailbox, tenant=tenant, request=request, deadline_s=deadline_s
+            )
+        except (BrokerAway, BrokerRefused) as error:
+            raise BrokerUnavailable("The log of streams cannot be reached.") from error
+        reply.lingers = True
+        return Relay(self._mailbox, reply, stream=stream, headers=headers)
 
 
 class ExpectedHere:
@@ -31,8 +58,9 @@ class ExpectedHere:
         """The streamer's name."""
         return self._mailbox.streamer
 
-    def answer(self, *, stream: bool, headers: Mapping[str, str]) -> Relay:
+    def answer(self, *, stream: bool, headers: Mapping[str, str], lingers: bool = False) -> Relay:
         """Return the relay of the reply to its client."""
+        self._reply.lingers = lingers
         return Relay(self._mailbox, self._reply, stream=stream, headers=headers)
 
     def drop(self) -> None:

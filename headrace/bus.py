@@ -1,28 +1,28 @@
 """The one door to NATS. Rule: a publish that the broker cannot take now fails at once.
 
 nats-py buffers publishes while it is disconnected and gives up after 60 reconnects; here neither
-happens: publishing raises BrokerAway, and reconnecting goes on for ever. What nats-py has no call
-for (priority groups, batched direct gets, stream settings of 2.12) goes through JetStream's
-documented JSON API.
+happens: publishing raises BrokerAway, and reconnecting goes on for ever (`headrace/client.py`).
+What nats-py has no call for (priority groups, batched direct gets, stream settings of 2.12) goes
+through JetStream's documented JSON API.
 """
 
 import asyncio
 import contextlib
-import functools
-import itertools
 import logging
+import math
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import msgspec
 import nats
 import nats.errors
 import nats.micro
-from nats.aio.client import Client
 from nats.aio.subscription import Subscription as NatsSubscription
 from nats.js.errors import APIError, NotFoundError, ObjectNotFoundError
 
+from headrace.client import RECONNECT_WAIT_S, PatientClient, login
 from headrace.messages import (
     Answerer,
     BrokerAway,
@@ -35,6 +35,7 @@ from headrace.messages import (
     raise_no_responders,
     read_ack,
 )
+from headrace.pending import Answers, Errands, Work
 
 __all__ = [
     "API_TIMEOUT_S",
@@ -54,8 +55,8 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 API_TIMEOUT_S: Final = 5.0
-PING_INTERVAL_S: Final = 5
-RECONNECT_WAIT_S: Final = 0.1
+PING_INTERVAL_S: Final = 2
+"""A broker that is frozen is noticed with the third ping that it does not answer."""
 CONNECT_TIMEOUT_S: Final = 2
 SERVICE_VERSION: Final = "1.0.0"
 PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -81,33 +82,44 @@ class Subscription:
 class Bus:
     """A connection to NATS; made by `connect`."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: PatientClient, *, quiet: bool) -> None:
         self._client = client
         self._js = client.jetstream()
         self._inbox = client.new_inbox()
-        self._tokens = itertools.count()
-        self._waiting: dict[str, asyncio.Future[Message]] = {}
-        self._on_reconnect: list[Callable[[], Coroutine[Any, Any, None]]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._answers = Answers()
+        self.errands = Errands(lambda: self.connected)
+        self._news = logging.DEBUG if quiet else logging.WARNING
+        self._up = True
         self._closing = False
+        self.returned_s = -math.inf
+        self.fault: str | None = None
 
     async def open(self) -> None:
         """Subscribe to the inbox that all answers come to."""
-        await self.listen(f"{self._inbox}.*", self._answered)
+        await self.listen(f"{self._inbox}.*", self._answers.take)
 
     @property
     def connected(self) -> bool:
         """Whether the broker can be reached now, as far as we know."""
-        return bool(self._client.is_connected)
+        return self._up and bool(self._client.is_connected)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the broker can be reached and its streams can be used, as far as we know.
+
+        `headrace/upkeep.py` looks after them and names their `fault`.
+        """
+        return self.connected and self.fault is None
 
     @property
     def payload_bytes_max(self) -> int:
         """The largest message that the broker takes."""
         return int(self._client.max_payload)
 
-    def on_reconnect(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Have `call` awaited, as a task of its own, after each reconnect."""
-        self._on_reconnect.append(call)
+    def on_reconnect(self, work: Work) -> None:
+        """Have `work` done after each reconnect, in a task of its own; while the broker is away or
+        refuses it is tried again."""
+        self.errands.after_return(work)
 
     def new_inbox(self) -> str:
         """Return a fresh subject for answers; subjects below it are free too."""
@@ -149,10 +161,16 @@ class Bus:
         """Ask a service and return its first answer. Raises BrokerAway when none comes."""
         return (await self._ask(subject, data, headers=None, timeout_s=timeout_s)).data
 
-    async def api(self, verb: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    async def api(
+        self,
+        verb: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float = API_TIMEOUT_S,
+    ) -> dict[str, Any]:
         """Call JetStream's JSON API, `$JS.API.<verb>`. Raises BrokerAway and BrokerRefused."""
         data = b"" if body is None else msgspec.json.encode(body)
-        answer = await self._ask(f"$JS.API.{verb}", data, headers=None, timeout_s=API_TIMEOUT_S)
+        answer = await self._ask(f"$JS.API.{verb}", data, headers=None, timeout_s=timeout_s)
         result: dict[str, Any] = msgspec.json.decode(answer.data)
         if error := result.get("error"):
             raise BrokerRefused(
@@ -214,14 +232,9 @@ class Bus:
             await request.respond(await answer(request.data))
 
         async def handle(request: Any) -> None:
-            self._spawn(reply(request), name="service")
+            self.errands.spawn(reply(request), name="service")
 
         return handle
-
-    def _spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
-        task = asyncio.create_task(_logged(work), name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def put_blob(self, bucket: str, name: str, content: bytes) -> None:
         """Store a file. Raises BrokerAway and BrokerRefused."""
@@ -244,7 +257,7 @@ class Bus:
         """Send what is pending and disconnect."""
         self._closing = True
         with contextlib.suppress(nats.errors.Error, OSError, asyncio.TimeoutError):
-            if self._client.is_connected:
+            if self.connected:
                 await self._client.flush(timeout=1)
         try:
             await self._client.close()
@@ -257,7 +270,7 @@ class Bus:
                 raise
 
     def _check_connected(self) -> None:
-        if not self._client.is_connected:
+        if not self.connected:
             raise BrokerAway("not connected")
 
     async def _ask(
@@ -278,10 +291,7 @@ class Bus:
         self, subject: str, data: bytes, *, headers: dict[str, str] | None
     ) -> "asyncio.Future[Message]":
         self._check_connected()
-        token = f"{next(self._tokens):x}"
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._waiting[token] = answer
-        answer.add_done_callback(functools.partial(self._forget, token))
+        token, answer = self._answers.expect()
         try:
             await self._client.publish(
                 subject, data, reply=f"{self._inbox}.{token}", headers=headers
@@ -291,33 +301,30 @@ class Bus:
             raise BrokerAway(str(error)) from error
         return answer
 
-    def _forget(self, token: str, _answer: "asyncio.Future[Message]") -> None:
-        self._waiting.pop(token, None)
-
-    def _answered(self, message: Message) -> None:
-        answer = self._waiting.get(message.subject.rpartition(".")[2])
-        if answer is not None and not answer.done():
-            answer.set_result(message)
-
     async def lost(self) -> None:
         """Fail what waits for an answer: it was asked on a connection that is gone."""
-        if not self._closing:
-            log.warning("the broker is away")
-        for answer in list(self._waiting.values()):
-            if not answer.done():
-                answer.set_exception(BrokerAway("the connection broke"))
+        if self._up and not self._closing:
+            log.log(self._news, "the broker is away")
+        self._up = False
+        self._client.forget_unsent()
+        self._answers.fail("the connection broke")
 
     async def found(self) -> None:
         """Tell those who asked that the broker is back."""
-        log.info("the broker is back")
-        for call in self._on_reconnect:
-            # Tasks of their own: nats-py awaits this callback before it reads on.
-            self._spawn(call(), name="reconnected")
+        log.log(self._news, "the broker is back")
+        self._up = True
+        self.returned_s = time.monotonic()
+        self.errands.returned()  # tasks: nats-py awaits this callback before it reads on
 
 
-async def connect(settings: BusSettings, *, name: str, timeout_s: float | None = None) -> Bus:
-    """Connect, trying until the broker is there or `timeout_s` has passed (then BrokerAway)."""
-    client = Client()
+async def connect(
+    settings: BusSettings, *, name: str, timeout_s: float | None = None, quiet: bool = False
+) -> Bus:
+    """Connect, trying until the broker is there or `timeout_s` has passed (then BrokerAway).
+
+    `quiet`: another connection of the same process says when the broker goes and comes.
+    """
+    client = PatientClient()
     bus: Bus | None = None
 
     async def lost() -> None:
@@ -331,7 +338,8 @@ async def connect(settings: BusSettings, *, name: str, timeout_s: float | None =
     async def failed(error: Exception) -> None:
         log.debug("nats: %s", error or type(error).__name__)
 
-    options: dict[str, Any] = {}
+    urls = [url.strip() for url in settings.url.split(",") if url.strip()]
+    options: dict[str, Any] = login(urls)
     if settings.creds:
         options["user_credentials"] = settings.creds
     if settings.ca:
@@ -339,7 +347,7 @@ async def connect(settings: BusSettings, *, name: str, timeout_s: float | None =
     try:
         async with asyncio.timeout(timeout_s):
             await client.connect(
-                [url.strip() for url in settings.url.split(",")],
+                urls,
                 name=name,
                 error_cb=failed,
                 disconnected_cb=lost,
@@ -356,7 +364,7 @@ async def connect(settings: BusSettings, *, name: str, timeout_s: float | None =
         raise BrokerAway("the broker did not answer") from None
     except (nats.errors.Error, OSError, ValueError) as error:
         raise BrokerAway(str(error) or type(error).__name__) from error
-    bus = Bus(client)
+    bus = Bus(client, quiet=quiet)
     await bus.open()
     return bus
 
@@ -388,13 +396,3 @@ def _translated() -> Any:
         ) from error
     except (nats.errors.Error, TimeoutError, OSError) as error:
         raise BrokerAway(str(error) or type(error).__name__) from error
-
-
-async def _logged(work: Coroutine[Any, Any, None]) -> None:
-    """The outermost frame of a task that nobody awaits."""
-    try:
-        await work
-    except BrokerAway as error:
-        log.warning("%s", error)
-    except Exception:
-        log.exception("a task failed")

@@ -4,17 +4,37 @@ Deleting a message that runs succeeds and tells its worker nothing; a signal alo
 one in the queue.
 """
 
-from headrace.bus import Bus
+from headrace.bus import BrokerAway, BrokerRefused, Bus
+from headrace.settle import settle_unrun
 from schemas import subjects
 
 
-async def cancel(bus: Bus, *, tenant: str, request: str) -> bool:
+async def cancel(bus: Bus, *, tenant: str, request: str, begun: bool = True) -> bool:
     """Take a request out of the queue and tell the workers; return whether it was in the system.
 
-    Raises BrokerAway and BrokerRefused.
+    `begun`: a worker may have it, and tells ingress what it has used. Raises BrokerAway and
+    BrokerRefused.
     """
     purged = await bus.purge(
         subjects.REQUESTS, subjects.requests_of(tenant=tenant, request=request)
     )
     await bus.publish(subjects.cancel_signal(tenant, request), b"")
+    if purged and not begun:
+        await settle_unrun(bus, tenant=tenant, request=request)
     return purged > 0
+
+
+async def cancel_surely(bus: Bus, *, tenant: str, request: str, begun: bool = True) -> None:
+    """Cancel a request that nobody waits for; a broker that is away hears of it when it is back.
+
+    Raises as `cancel`, to say so.
+    """
+    try:
+        await cancel(bus, tenant=tenant, request=request, begun=begun)
+    except (BrokerAway, BrokerRefused):
+
+        async def later() -> None:
+            await cancel(bus, tenant=tenant, request=request, begun=begun)
+
+        bus.errands.owe(later)
+        raise

@@ -6,7 +6,14 @@ from typing import Annotated
 import msgspec
 import typer
 
-from headrace import queue_commands, settings, topology, up
+from headrace import (
+    deadletter_commands,
+    queue_commands,
+    settings,
+    tenant_commands,
+    topology,
+    up,
+)
 from headrace.datadir import DataDir, NothingRuns
 from headrace.operate import OperatorSettings, operate, refuse
 from headrace.topology import Sizes
@@ -15,6 +22,8 @@ from headrace.up_settings import UpSettings
 main = typer.Typer(**settings.PLAIN, no_args_is_help=True, help="Serve LLMs over a durable queue.")
 topology_commands = typer.Typer(**settings.PLAIN, help="Streams, buckets and consumers on NATS.")
 main.add_typer(topology_commands, name="topology", no_args_is_help=True)
+main.add_typer(tenant_commands.tenant_app, name="tenants", no_args_is_help=True)
+main.add_typer(tenant_commands.key_app, name="keys", no_args_is_help=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +88,7 @@ main.command("backlog")(settings.taking(queue_commands.BacklogSettings, queue_co
 main.command("peek")(settings.taking(queue_commands.PeekSettings, queue_commands.peek))
 main.command("cancel")(settings.taking(queue_commands.CancelSettings, queue_commands.cancel))
 main.command("purge")(settings.taking(queue_commands.PurgeSettings, queue_commands.purge))
+main.add_typer(deadletter_commands.commands, name="deadletters", no_args_is_help=True)
 topology_commands.command("apply")(settings.taking(ApplySettings, _apply))
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class Commands:
         """Return what serves clients: a gateway, or the streamers and then the ingress."""
         if not self._wanted.split:
             [place] = addresses.doors
-            flags = [*self._listen(place), *self._pings(), *self._origins()]
+            flags = [*self._listen(place), *self._pings(), *self._origins(), *self._line()]
             return [self._tier("gateway", "gateway", "gateway", flags)]
         streamers = [
             self._tier(
@@ -53,7 +53,7 @@ class Commands:
                 f"ingress-{number}",
                 "ingress",
                 "ingress",
-                [*self._listen(place), *self._origins()],
+                [*self._listen(place), *self._origins(), *self._line()],
             )
             for number, place in enumerate(addresses.doors, start=1)
         ]
@@ -68,6 +68,13 @@ class Commands:
     def _origins(self) -> list[str]:
         origins = sorted(self._wanted.cors_origins)
         return [part for origin in origins for part in ("--cors-origin", origin)]
+
+    def _line(self) -> list[str]:
+        wanted = self._wanted
+        return [
+            *("--queue-order", wanted.queue_order),
+            *("--limits-when-away", wanted.limits_when_away),
+        ]
 
     def publish_card(self) -> list[str]:
         """Return the command that publishes the model's card."""

@@ -8,6 +8,7 @@ ended.
 """
 
 import asyncio
+import contextlib
 import time
 from contextlib import aclosing
 from typing import Final, NamedTuple
@@ -15,8 +16,16 @@ from typing import Final, NamedTuple
 from headrace import journal
 from headrace.bus import BrokerRefused, Bus, Message
 from headrace.peek import Progress, progress_in
+from headrace.settle import settle
 from schemas import subjects
-from schemas.subjects import REPLIES, REQUESTS, RequestSubject
+from schemas.subjects import (
+    REPLIES,
+    REQUESTS,
+    ReplySubject,
+    RequestSubject,
+    Settlement,
+    requests_of,
+)
 from schemas.wire import (
     BadEnvelope,
     BadFrame,
@@ -66,6 +75,27 @@ async def dismiss(bus: Bus, subject_filter: str) -> int:
         purged += await _dismiss_chunk(bus, subject_filter, chunk, begun)
     await _end_what_no_worker_ends(bus, begun)
     return purged
+
+
+async def dismiss_key(bus: Bus, *, tenant: str, key: str | None) -> int:
+    """End the requests that were sent with a key, or all of a tenant's; return how many.
+
+    Raises BrokerAway and BrokerRefused.
+    """
+    subject_filter = requests_of(tenant=tenant)
+    if key is None:
+        return await dismiss(bus, subject_filter)
+    found = []
+    async with aclosing(journal.walk(bus, REQUESTS, subject_filter, batch=_CHUNK)) as messages:
+        async for message in messages:
+            with contextlib.suppress(BadEnvelope):
+                if decode_envelope(message.data).key == key:
+                    found.append((message.headers or {})[journal.SUBJECT])
+    ended = 0
+    for start in range(0, len(found), _CHUNK):
+        chunk = found[start : start + _CHUNK]
+        ended += sum(await asyncio.gather(*[dismiss(bus, subject) for subject in chunk]))
+    return ended
 
 
 async def _dismiss_chunk(
@@ -141,3 +171,14 @@ async def _write_end(bus: Bus, waiting: Waiting, *, tokens: int, first: bool = F
     message = "An operator cancelled the request."
     end = Failed(attempt, tokens, (), "request_cancelled", message, usage)
     await bus.store(waiting.reply, encode_frame(end))
+    whose = ReplySubject.parse(waiting.reply)
+    await settle(
+        bus,
+        Settlement(
+            whose.tenant,
+            whose.request,
+            waiting.shape.model,
+            None if first else waiting.prompt_tokens,
+            tokens,
+        ),
+    )

@@ -11,6 +11,7 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headrace.connection import HttpProtocol
 from headrace.sockets import CannotListen, http_url, listen
 from headrace.websocket import WebSocketProtocol
 
@@ -105,7 +106,7 @@ async def serve(
     ping_s = websocket.ping_s if websocket else None
     config = uvicorn.Config(
         _ByProtocol(app, websocket.app) if websocket else app,
-        http="httptools",
+        http=HttpProtocol,
         ws=WebSocketProtocol,
         ws_max_size=MESSAGE_BYTES_MAX,
         ws_ping_interval=ping_s,

@@ -8,15 +8,17 @@ was away does not make it forget anybody.
 """
 
 import asyncio
+import base64
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Final, Generic, TypeVar
 
 import msgspec
 
 from headrace import journal, topology
-from headrace.bus import BrokerAway, BrokerRefused, Bus, Message
+from headrace.bus import API_TIMEOUT_S, BrokerAway, BrokerRefused, Bus, Message
 from schemas import subjects
 from schemas.model import ModelCard
 
@@ -39,6 +41,11 @@ class Roster(Generic[Entry]):
         before = self._heard.get(name)
         self._heard[name] = (entry, now_s)
         return before is None or before[0] != entry
+
+    def heard_s(self, name: str) -> float:
+        """When an entry was last heard; long ago if never."""
+        found = self._heard.get(name)
+        return -math.inf if found is None else found[1]
 
     def gone(self, name: str) -> bool:
         """Note that an entry was deleted; return whether it was there."""
@@ -83,11 +90,16 @@ class Registry(Generic[Entry]):
         self._clock = clock
         self._on_change = on_change
         self._on_heard = on_heard
+        self._away = False
 
     @property
     def entries(self) -> Mapping[str, Entry]:
         """Who is alive, by name."""
         return self._roster.entries()
+
+    def heard_s(self, name: str) -> float:
+        """When an entry was last heard, by the registry's clock; long ago if never."""
+        return self._roster.heard_s(name)
 
     async def start(self) -> None:
         """Listen, then read what is there. Raises BrokerAway and BrokerRefused."""
@@ -96,12 +108,14 @@ class Registry(Generic[Entry]):
         await self._read()
 
     def tick(self) -> None:
-        """Forget the silent."""
-        if self._bus.connected and self._roster.prune(now_s=self._clock()):
+        """Forget the silent, unless we were away and have not looked since."""
+        self._away |= not self._bus.connected
+        if not self._away and self._roster.prune(now_s=self._clock()):
             self._on_change()
 
     async def _read(self) -> None:
         self._roster.reconnected(now_s=self._clock())
+        self._away = False
         prefix = f"$KV.{self._bucket}."
         for stored in await journal.read(self._bus, f"KV_{self._bucket}", f"{prefix}>"):
             if not stored.deleted:
@@ -155,6 +169,23 @@ async def publish_card(bus: Bus, card: ModelCard, files: Mapping[str, bytes]) ->
     return card
 
 
+async def _put_back(bus: Bus, card: ModelCard, files: Mapping[str, bytes]) -> None:
+    """Store those of a card's files that are gone. Raises BrokerAway and BrokerRefused."""
+    for name, blob in card.files.items():
+        if name in files and not await _is_there(bus, blob):
+            log.warning("%s of %s was gone from %s: put back", name, card.name, subjects.BLOBS)
+            await bus.put_blob(subjects.BLOBS, blob, files[name])
+
+
+async def _is_there(bus: Bus, blob: str) -> bool:
+    """Tell whether a file's entry is in the object store (NATS ADR-20). Raises BrokerAway."""
+    token = base64.urlsafe_b64encode(blob.encode()).decode()
+    stream = f"OBJ_{subjects.BLOBS}"
+    subject = f"$JS.API.DIRECT.GET.{stream}.$O.{subjects.BLOBS}.M.{token}"
+    entry = await bus.request(subject, b"", timeout_s=API_TIMEOUT_S)
+    return bool(entry) and not msgspec.json.decode(entry).get("deleted", False)
+
+
 async def load_files(bus: Bus, card: ModelCard) -> dict[str, bytes]:
     """Return a card's tokenizer files. Raises BrokerAway, and BrokerRefused if one is missing."""
     files = {}
@@ -173,13 +204,17 @@ async def read_card(bus: Bus, model: str) -> ModelCard | None:
     return msgspec.json.decode(alive[-1].data, type=ModelCard) if alive else None
 
 
-async def keep_alive(bus: Bus, card: ModelCard) -> None:
-    """Put a model's card again every `KEEP_ALIVE_S`, for ever: it expires when that stops."""
+async def keep_alive(bus: Bus, card: ModelCard, files: Mapping[str, bytes] | None = None) -> None:
+    """Put a model's card again every `KEEP_ALIVE_S`, for ever: it expires when that stops.
+
+    Where its `files` are given, those that are gone from the broker are put back.
+    """
     while True:
         await asyncio.sleep(KEEP_ALIVE_S)
         try:
             await announce(bus, subjects.MODELS, card.name, card)
-        except BrokerAway as error:
+            await _put_back(bus, card, files or {})
+        except (BrokerAway, BrokerRefused) as error:
             log.debug("the card of %s was not put: %s", card.name, error)
 
 

@@ -1,6 +1,7 @@
 """`POST /v1/requests/{id}/cancel`: any node ends its caller's request, wherever it stands."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,18 +12,32 @@ from headrace.bus import BrokerAway, BrokerRefused, Bus
 from headrace.dismiss import dismiss
 from headrace.peek import progress_in
 from schemas import subjects
+from schemas.admit import Caller
 from schemas.errors import BrokerUnavailable, InvalidApiKey, NotFound, RequestCancelled
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
-Identify = Callable[[RawHeaders], Awaitable[str | None]]
+
+
+class Identify(Protocol):
+    """Names the caller of headers that came from an address, None where they show no key."""
+
+    async def __call__(self, headers: RawHeaders, *, peer: str | None = None) -> Caller | None:
+        """Raises InvalidApiKey and Forbidden."""
+        ...
+
+
+def peer_of(scope: Mapping[str, Any]) -> str | None:
+    """Return the address that an ASGI connection comes from, None for one that has none."""
+    client = scope.get("client")
+    return client[0] if client else None
 
 
 async def tenant_of(identify: Identify, request: Request) -> str:
     """Return the tenant that a request's headers name. Raises InvalidApiKey and Forbidden."""
-    tenant = await identify(request.scope["headers"])
-    if tenant is None:
+    caller = await identify(request.scope["headers"], peer=peer_of(request.scope))
+    if caller is None:
         raise InvalidApiKey("You didn't provide an API key: send 'Authorization: Bearer KEY'.")
-    return tenant
+    return caller.tenant
 
 
 def request_id(request: Request) -> str:

@@ -6,7 +6,6 @@ line. Top-level keys of headrace.toml are the flags' names with underscores; a k
 knows is an error.
 """
 
-import hashlib
 import inspect
 import json
 import os
@@ -17,18 +16,30 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import typer
 
 from headrace.sockets import PORT_MAX, is_loopback
+from headrace.tenant_settings import (
+    NO_KEYS,
+    NO_TENANCY,
+    TABLES,
+    ApiKey,
+    ApiKeys,
+    Tenancy,
+    key_of,
+    read_keys,
+    read_tenancy,
+)
+
+__all__ = ["ApiKey", "ApiKeys"]
 
 CONFIG_NAME: Final = "headrace.toml"
 DATA_DIR: Final = Path(".headrace")
 GRACE_S: Final = 10.0
+ORPHAN_S: Final = 30.0
 DEFAULT_TENANT: Final = "default"
-TABLES: Final = frozenset({"keys"})
-"""The tables of headrace.toml; everything else at its top level is an option."""
 PLAIN: Final[dict[str, Any]] = {
     "add_completion": False,
     "pretty_exceptions_enable": False,
@@ -82,30 +93,13 @@ class JsonObject:
 
 
 @dataclass(frozen=True, slots=True)
-class ApiKey:
-    """A key that clients may show: the tenant it speaks for, and its SHA-256 in hexadecimal."""
-
-    tenant: str
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class ApiKeys:
-    """All keys that are configured. None at all means that the node serves loopback only."""
-
-    keys: tuple[ApiKey, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.keys)
-
-
-@dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """What headrace.toml says: options by name, and the keys. Without a path it says nothing."""
+    """What headrace.toml says: options by name, keys, tenants. Without a path it says nothing."""
 
     path: Path | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    keys: ApiKeys = ApiKeys()
+    keys: ApiKeys = NO_KEYS
+    tenancy: Tenancy = NO_TENANCY
 
 
 NO_CONFIG: Final = ConfigFile()
@@ -129,32 +123,17 @@ def load_config(raw: "str | Path | ConfigFile") -> ConfigFile:
     for name in options:
         if name not in _KNOWN or name == "config":
             raise BadSetting(f"{path}: {name!r} is no setting{_did_you_mean(name)}")
-    return ConfigFile(path, options, ApiKeys(_keys(document.get("keys", []), path)))
+    try:
+        tenancy = read_tenancy(document, path.parent)
+        keys = ApiKeys(read_keys(document.get("keys", [])), tenancy.guarded)
+    except ValueError as error:
+        raise BadSetting(f"{path}: {error}") from error
+    return ConfigFile(path, options, keys, tenancy)
 
 
 def _did_you_mean(name: str) -> str:
     near = get_close_matches(name, sorted(_KNOWN | TABLES), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def _keys(raw: object, path: Path) -> tuple[ApiKey, ...]:
-    if not isinstance(raw, list) or not all(isinstance(table, dict) for table in raw):
-        raise BadSetting(f"{path}: keys are tables: write [[keys]]")
-    found = []
-    for table in raw:
-        for name in table.keys() - {"tenant", "sha256"}:
-            raise BadSetting(f"{path}: {name!r} in [[keys]] is no setting; tenant and sha256 are")
-        tenant, digest = table.get("tenant"), table.get("sha256")
-        if not isinstance(tenant, str) or not tenant:
-            raise BadSetting(f"{path}: each of [[keys]] needs a tenant")
-        if not isinstance(digest, str) or not _is_sha256(digest):
-            raise BadSetting(f"{path}: the key of tenant {tenant!r} needs sha256: 64 hex digits")
-        found.append(ApiKey(tenant, digest.lower()))
-    return tuple(found)
-
-
-def _is_sha256(text: str) -> bool:
-    return len(text) == 64 and set(text.lower()) <= set("0123456789abcdef")
 
 
 def api_keys(config: ConfigFile, environ: Mapping[str, str] = os.environ) -> ApiKeys:
@@ -165,8 +144,8 @@ def api_keys(config: ConfigFile, environ: Mapping[str, str] = os.environ) -> Api
     secret = environ.get("HEADRACE_API_KEY", "")
     if not secret:
         return config.keys
-    own = ApiKey(DEFAULT_TENANT, hashlib.sha256(secret.encode()).hexdigest())
-    return ApiKeys((own, *config.keys.keys))
+    own = key_of(DEFAULT_TENANT, secret)
+    return ApiKeys((own, *config.keys.keys), config.keys.guarded)
 
 
 def guard_address(keys: ApiKeys, host: str) -> None:
@@ -205,7 +184,9 @@ Config = Annotated[
         show_default=False,
     ),
 ]
-NatsUrl = Annotated[str, _option("nats-url", "NATS server; the URL may carry credentials.")]
+NatsUrl = Annotated[
+    str, _option("nats-url", "NATS servers, with commas between; the URLs may carry credentials.")
+]
 OptionalNatsUrl = Annotated[
     str | None, _option("nats-url", "NATS server; without it, the one of the data dir.")
 ]
@@ -216,6 +197,9 @@ AdminPort = Annotated[
     int, _option("admin-port", "Their port; 0 takes a free one.", min=0, max=PORT_MAX)
 ]
 GraceS = Annotated[float, _option("grace-s", "Seconds to drain before the end.", min=0.0)]
+OrphanS = Annotated[
+    float, _option("orphan-s", "Seconds that a request runs on without a reader.", min=0.5)
+]
 Name = Annotated[str | None, _option("name", "Name of this process among its peers.")]
 Host = Annotated[str, _option("host", "Address to serve clients on.")]
 Port = Annotated[
@@ -251,6 +235,14 @@ CorsOrigin = Annotated[
 ]
 WebSocketPingS = Annotated[
     float, _option("websocket-ping-s", "Seconds between pings on a WebSocket.", min=0.1)
+]
+QueueOrder = Annotated[
+    Literal["hybrid", "fcfs", "sjf"],
+    _option("queue-order", "How one tenant's waiting requests are ordered among themselves."),
+]
+LimitsWhenAway = Annotated[
+    Literal["refuse", "admit"],
+    _option("limits-when-away", "What becomes of requests while limits cannot be checked."),
 ]
 Engine = Annotated[EngineKind, _option("engine", "What runs the model.")]
 Model = Annotated[str | None, _option("model", "Model to run: a name or a directory.")]
@@ -332,6 +324,14 @@ class CorsSettings:
         """The origins; each may hold several with commas between."""
         named = ",".join(self.cors_origin or ()).split(",")
         return frozenset(origin.strip().lower() for origin in named if origin.strip())
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineSettings:
+    """How requests wait for their turn before they are queued."""
+
+    queue_order: QueueOrder = "hybrid"
+    limits_when_away: LimitsWhenAway = "refuse"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -210,7 +210,7 @@ class Supervisor:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=stdout,
             start_new_session=True,
-            preexec_fn=_tied_to(os.getpid()),
+            preexec_fn=tied_to(os.getpid()),
         )
         self._sessions.add(process.pid)
         return process
@@ -271,7 +271,7 @@ def _kill_session(session: int) -> None:
 _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
-def _tied_to(parent: int) -> Callable[[], None] | None:
+def tied_to(parent: int) -> Callable[[], None] | None:
     """Return what a child does before it becomes the command: ask to be ended with its parent.
 
     It runs between fork and exec, so it only makes system calls. The kernel sends the signal when

@@ -26,7 +26,11 @@ _WRONG_LAST_SEQUENCE: Final = 10071
 
 
 class Ticket(msgspec.Struct, frozen=True, array_like=True):
-    """The right to read one reply: where, whose, until when (epoch seconds), and in what form."""
+    """The right to read one reply: where, whose, until when (epoch seconds), and in what form.
+
+    `attach` is empty for the client that came with the request. A further reader's ticket has a
+    name of its own there, since each is good once. `lingers` says that the client may come back.
+    """
 
     streamer: str
     tenant: str
@@ -35,13 +39,16 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     expires_s: float
     stream: bool
     keep: bool = False
+    attach: str = ""
+    lingers: bool = False
+    model: str = ""
 
 
 class Tickets:
     """Signs and reads tickets."""
 
     def __init__(self, key: bytes) -> None:
-        self._key = key
+        self.key = key
 
     def sign(self, ticket: Ticket) -> str:
         """Return a ticket as a part of a URL."""
@@ -63,7 +70,7 @@ class Tickets:
         return ticket
 
     def _digest(self, body: bytes) -> bytes:
-        return hmac.digest(self._key, body, hashlib.sha256)
+        return hmac.digest(self.key, body, hashlib.sha256)
 
 
 async def load_tickets(bus: Bus) -> Tickets:
@@ -71,16 +78,30 @@ async def load_tickets(bus: Bus) -> Tickets:
 
     Raises BrokerAway and BrokerRefused.
     """
+    return Tickets(await _common_key(bus, secrets.token_bytes(_KEY_BYTES)))
+
+
+async def put_back(bus: Bus, tickets: Tickets) -> None:
+    """Put the nodes' common key into a bucket that was made anew; take another's that is there.
+
+    Raises BrokerAway and BrokerRefused.
+    """
+    tickets.key = await _common_key(bus, tickets.key)
+
+
+async def _common_key(bus: Bus, proposal: bytes) -> bytes:
+    """Return the key that is stored, which is `proposal` if there was none."""
     stream = f"KV_{subjects.SECRETS}"
-    if not await journal.read(bus, stream, _KEY_SUBJECT):
+    found = await journal.read(bus, stream, _KEY_SUBJECT)
+    if not found:
         first = {"Nats-Expected-Last-Subject-Sequence": "0"}
         try:
-            await bus.store(_KEY_SUBJECT, secrets.token_bytes(_KEY_BYTES), headers=first)
+            await bus.store(_KEY_SUBJECT, proposal, headers=first)
         except BrokerRefused as error:
             if error.code != _WRONG_LAST_SEQUENCE:  # another node was faster
                 raise
-    [entry] = await journal.read(bus, stream, _KEY_SUBJECT)
-    return Tickets(entry.data)
+        found = await journal.read(bus, stream, _KEY_SUBJECT)
+    return found[-1].data
 
 
 def _text(raw: bytes) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from headrace.bus import BrokerAway, BrokerRefused, Bus
-from schemas import subjects
+from schemas import subjects, tenant
 from schemas.subjects import Lane
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ _GIB: Final = 1024**3
 
 ACK_WAIT_S: Final = 3.0
 REPLIES_MAX_AGE_S: Final = 900
-DEADLINE_S_MAX: Final = 840
+DEADLINE_S_MAX: Final = tenant.DEADLINE_S_MAX
 HEARTBEAT_S: Final = 1.0
 ENTRY_TTL_S: Final = 4
 MODEL_TTL_S: Final = 15
@@ -44,6 +44,7 @@ class Sizes:
     requests_max: int = 1_000_000
     replies_bytes_max: int = 4 * _GIB
     replies_storage: str = "file"
+    responses_bytes_max: int = _GIB
 
 
 def streams(sizes: Sizes) -> list[dict[str, Any]]:
@@ -93,7 +94,9 @@ def streams(sizes: Sizes) -> list[dict[str, Any]]:
         _bucket(subjects.SECRETS, sizes),
         _bucket(subjects.TENANTS, sizes),
         _bucket(subjects.LIMITS, sizes),
-        _bucket(subjects.RESPONSES, sizes, ttl_s=RESPONSE_TTL_S),
+        # Kept answers and claims: where there are too many, the oldest go before their day is over.
+        _bucket(subjects.RESPONSES, sizes, ttl_s=RESPONSE_TTL_S)
+        | {"discard": "old", "max_bytes": sizes.responses_bytes_max},
         {
             "name": f"OBJ_{subjects.BLOBS}",
             "subjects": [f"$O.{subjects.BLOBS}.C.>", f"$O.{subjects.BLOBS}.M.>"],
@@ -104,6 +107,11 @@ def streams(sizes: Sizes) -> list[dict[str, Any]]:
             "num_replicas": sizes.replicas,
         },
     ]
+
+
+def names() -> list[str]:
+    """Return the names of all streams."""
+    return [config["name"] for config in streams(Sizes())]
 
 
 def _bucket(name: str, sizes: Sizes, *, ttl_s: int = 0, markers: bool = False) -> dict[str, Any]:
@@ -125,11 +133,11 @@ def _bucket(name: str, sizes: Sizes, *, ttl_s: int = 0, markers: bool = False) -
     return bucket
 
 
-def consumer(lane: Lane, model: str, partition: int, *, replicas: int) -> dict[str, Any]:
+def consumer(lane: Lane, model: str, partition: int) -> dict[str, Any]:
     """Return the configuration of one partition's consumer, in JetStream's own words.
 
     Limitless deliveries: at `max_deliver` a work queue keeps a message for ever, so deaths are
-    counted by us.
+    counted by us. As many copies as its stream has: no number is named.
     """
     return {
         "durable_name": subjects.consumer_name(lane, model, partition),
@@ -142,7 +150,6 @@ def consumer(lane: Lane, model: str, partition: int, *, replicas: int) -> dict[s
         "max_ack_pending": 10_000,
         "priority_groups": [subjects.PULL_GROUP],
         "priority_policy": "prioritized",
-        "num_replicas": replicas,
     }
 
 
@@ -151,11 +158,9 @@ async def apply(bus: Bus, sizes: Sizes | None = None) -> list[str]:
 
     Raises BrokerAway, and BrokerRefused where an existing stream cannot be changed so.
     """
-    names = []
     for config in streams(sizes or Sizes()):
         await _apply_stream(bus, config)
-        names.append(config["name"])
-    return names
+    return names()
 
 
 async def _apply_stream(bus: Bus, config: dict[str, Any]) -> None:
@@ -170,30 +175,31 @@ async def _apply_stream(bus: Bus, config: dict[str, Any]) -> None:
 
 async def wait_applied(bus: Bus, stop: asyncio.Event) -> None:
     """Return once the streams are there, or when told to stop: tiers may start before them."""
+    said = ""
     while not stop.is_set():
         try:
             await bus.api(f"STREAM.INFO.OBJ_{subjects.BLOBS}")  # the last one that is applied
             return
         except (BrokerAway, BrokerRefused) as error:
-            log.warning("waiting for `headrace topology apply`: %s", error)
+            if str(error) != said:
+                said = str(error)
+                log.warning("waiting for `headrace topology apply`: %s", error)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RETRY_S):
                 await stop.wait()
 
 
-async def apply_model(bus: Bus, model: str, *, partitions: int, replicas: int = 1) -> None:
+async def apply_model(bus: Bus, model: str, *, partitions: int) -> None:
     """Create the consumers of a model's partitions, in every lane. Raises as `apply`."""
     for lane in subjects.LANES:
         for partition in range(partitions):
-            await apply_consumer(bus, lane, model, partition, replicas=replicas)
+            await apply_consumer(bus, lane, model, partition)
 
 
-async def apply_consumer(
-    bus: Bus, lane: Lane, model: str, partition: int, *, replicas: int = 1
-) -> None:
-    """Create or update one consumer. Raises BrokerAway and BrokerRefused."""
-    config = consumer(lane, model, partition, replicas=replicas)
+async def apply_consumer(bus: Bus, lane: Lane, model: str, partition: int) -> dict[str, Any]:
+    """Create or update one consumer; return what JetStream says of it. Raises as `apply`."""
+    config = consumer(lane, model, partition)
     verb = (
         f"CONSUMER.CREATE.{subjects.REQUESTS}.{config['durable_name']}.{config['filter_subject']}"
     )
-    await bus.api(verb, {"stream_name": subjects.REQUESTS, "config": config})
+    return await bus.api(verb, {"stream_name": subjects.REQUESTS, "config": config})

@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Awaitable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import Final
 
@@ -22,6 +23,8 @@ from headrace.settings import EngineKind
 from headrace.sockets import CannotListen
 from headrace.supervise import Died, Supervisor, supervising
 from headrace.up_settings import UpSettings
+from headrace.upkeep import Upkeep
+from schemas import subjects
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +168,10 @@ class _System:
             ]
             for number in range(1, wanted.workers + 1):
                 await supervisor.start(self._commands.worker(number))
+            upkeep = Upkeep(bus)
+            upkeep.on_remade(f"OBJ_{subjects.BLOBS}", partial(self._publish_again, supervisor))
             async with asyncio.TaskGroup() as group:
+                group.create_task(upkeep.forever(), name="upkeep")
                 group.create_task(_announce(bus, model), name="announce the model")
                 for front in fronts:
                     await supervisor.ready(front, deaths_max=FRONT_DEATHS_MAX)
@@ -192,6 +198,13 @@ class _System:
         if status != 0 or not model:
             raise Refused(f"the model cannot be published: status {status}, reason above")
         return model
+
+    async def _publish_again(self, supervisor: Supervisor) -> None:
+        """Put the model's files back: with no worker nobody else has them."""
+        try:
+            await self._publish_card(supervisor)
+        except Refused as error:
+            log.error("%s", error)
 
 
 async def _announce(bus: Bus, model: str) -> None:

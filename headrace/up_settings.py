@@ -10,6 +10,7 @@ class UpSettings(
     settings.EngineSettings,
     settings.ListenSettings,
     settings.CorsSettings,
+    settings.LineSettings,
     settings.WebSocketSettings,
 ):
     """What `headrace up` takes."""

@@ -13,6 +13,8 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import InvalidState
 
+from headrace.connection import Connection, attach
+
 CLOSE_S: Final = 5.0
 FRAGMENTS_MAX: Final = 65_536
 """Empty fragments add nothing to a message's size, but each is kept."""
@@ -20,6 +22,12 @@ FRAGMENTS_MAX: Final = 65_536
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
     """One WebSocket connection."""
+
+    def handle_connect(self, event: Any) -> None:
+        """Begin the socket's scope."""
+        super().handle_connect(event)
+        if self.handshake_initiated and not self.close_sent:
+            attach(self.scope, Connection(self.transport, self.writable.set))
 
     async def send(self, message: Any) -> None:
         """Take a message of the application; OSError once there is no client any more."""

@@ -6,6 +6,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from headrace import lifecycle, topology
 from headrace.bus import Bus
@@ -15,63 +16,87 @@ from headrace.node import Stopped, admin_port, broker, unique
 from headrace.requests import cancel_route
 from headrace.settings import (
     CorsSettings,
+    LineSettings,
     ListenSettings,
     NodeSettings,
-    api_keys,
     command,
-    guard_address,
 )
 from headrace.telemetry import Readiness, admin_routes, registry_of
-from headrace.ticket import load_tickets
+from headrace.ticket import load_tickets, put_back
+from headrace.upkeep import Upkeep
+from headrace.workforce import Workforce
 from ingress import desk
+from ingress.admission import Order
 from ingress.admit import Ingress
 from ingress.app import Application
-from ingress.auth import Gate
 from ingress.catalogue import Catalogue
 from ingress.cors import Cors
+from ingress.gate import Entrance
+from ingress.line import Line
 from ingress.redirect import Redirect
 from ingress.telemetry import readings as ingress_readings
+from schemas import subjects
 
 
 @dataclass(frozen=True, kw_only=True)
-class IngressSettings(NodeSettings, ListenSettings, CorsSettings):
+class IngressSettings(NodeSettings, ListenSettings, CorsSettings, LineSettings):
     """An ingress's settings."""
 
 
 def run(settings: IngressSettings) -> None:
     """Run an ingress: admit requests, and send their clients to a streamer."""
     log_to_stdout(settings.name or "ingress")
-    keys = api_keys(settings.config)
-    guard_address(keys, settings.host)
-    gate = Gate((key.tenant, key.sha256) for key in keys.keys)
-    sys.exit(lifecycle.run(lambda stop: _main(settings, gate, stop)))
+    entrance = Entrance(settings.config, host=settings.host)
+    sys.exit(lifecycle.run(lambda stop: _main(settings, entrance, stop)))
 
 
-async def _main(settings: IngressSettings, gate: Gate, stop: asyncio.Event) -> None:
+async def _main(settings: IngressSettings, entrance: Entrance, stop: asyncio.Event) -> None:
     name = unique(settings.name or "ingress")
     try:
         async with broker(settings, name=name, stop=stop) as bus:
             await topology.wait_applied(bus, stop)
-            await _serve(settings, gate, bus, stop)
+            await _serve(settings, entrance, bus, stop)
     except Stopped:
         return
 
 
-async def _serve(settings: IngressSettings, gate: Gate, bus: Bus, stop: asyncio.Event) -> None:
+async def _serve(
+    settings: IngressSettings, entrance: Entrance, bus: Bus, stop: asyncio.Event
+) -> None:
+    gate = entrance.gate
+    cors = Cors(settings.cors_origins, keyless=gate.keyless)
+
+    def tenants_changed() -> None:
+        cors.keyless = gate.keyless
+
+    await entrance.open(bus, on_change=tenants_changed)
     catalogue = Catalogue(bus, clock=time.monotonic)
-    redirect = Redirect(bus, await load_tickets(bus), clock=time.monotonic)
+    workforce = Workforce(bus, clock=time.monotonic)
+    tickets = await load_tickets(bus)
+    redirect = Redirect(bus, tickets, clock=time.monotonic)
+    upkeep = Upkeep(bus)
+    upkeep.on_remade(f"KV_{subjects.SECRETS}", partial(put_back, bus, tickets))
     threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="prompt")
-    ingress = Ingress(bus, gate=gate, catalogue=catalogue, threads=threads)
+    line = Line(
+        bus,
+        gate.directory,
+        workforce,
+        order=Order(settings.queue_order),
+        open_when_away=settings.limits_when_away == "admit",
+    )
+    ingress = Ingress(
+        bus, gate=gate, catalogue=catalogue, workforce=workforce, line=line, threads=threads
+    )
 
     def readiness() -> Readiness:
         detail = {
-            "broker": bus.connected,
+            "broker": bus.ready,
             "models": [card.name for card in catalogue.cards()],
             "streamers": len(redirect.live),
         }
         if ingress.draining:
             return Readiness("draining", detail)
-        return Readiness("ready" if bus.connected and redirect.live else "starting", detail)
+        return Readiness("ready" if bus.ready and redirect.live else "starting", detail)
 
     async def prune_streamers() -> None:
         while True:
@@ -79,6 +104,8 @@ async def _serve(settings: IngressSettings, gate: Gate, bus: Bus, stop: asyncio.
             redirect.tick()
 
     await catalogue.start()
+    await line.start()
+    await workforce.start()
     await redirect.start()
     clerk = desk.Desk(ingress)
     await desk.serve(bus, clerk)
@@ -87,17 +114,21 @@ async def _serve(settings: IngressSettings, gate: Gate, bus: Bus, stop: asyncio.
         cancel_route(bus, clerk.identify),
         *admin_routes(readiness, registry_of("ingress", readings)),
     ]
-    cors = Cors(settings.cors_origins, keyless=gate.keyless)
     serving = await serve(
         Application(ingress, redirect, cors, pages), host=settings.host, port=settings.port
     )
     async with admin_port(settings, "ingress", readiness, readings), running_tasks() as tasks:
+        entrance.start(tasks)
+        tasks.start("upkeep", upkeep.forever())
         tasks.start("models", catalogue.follow())
         tasks.start("streamers", prune_streamers())
+        tasks.start("workers", workforce.follow())
+        tasks.start("line", line.release_forever())
         tasks.start("probes", redirect.probe_forever())
         settle_memory()
         await stop.wait()
         ingress.draining = True
+        line.room.drain()
         await serving.close(grace_s=settings.grace_s)
     threads.shutdown(wait=False)
 

@@ -4,43 +4,62 @@ It composes the stations in their order; each step is one of the request's state
 """
 
 import asyncio
-import re
-import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from headrace import topology
 from headrace.bus import Bus
+from headrace.workforce import Workforce, no_workers
 from ingress.able import check_able
 from ingress.auth import Caller, Gate
 from ingress.catalogue import Catalogue, Model
 from ingress.cost import Cost, cost_of
 from ingress.dispatch import dispatch
-from ingress.envelope import envelope_of
-from schemas.errors import BrokerUnavailable, Draining, InvalidRequest
+from ingress.envelope import Ours, envelope_of
+from ingress.line import Line
+from ingress.reservations import Standings
+from ingress.waiting import Left
+from schemas.errors import (
+    BrokerUnavailable,
+    DeadlineExceeded,
+    Draining,
+    QueueFull,
+    QueueTimeout,
+)
 from schemas.life import State, step
 from schemas.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from schemas.prefix import partition_of, prefix_key
 from schemas.subjects import ReplySubject, RequestSubject
+from schemas.tenant import Policy
+from schemas.wire import Envelope
 
-DEADLINE_S: Final = 600.0
 INLINE_BYTES_MAX: Final = 4096
-_DECIMAL: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 Ask = ChatRequest | CompletionRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a request comes from and its reply goes: caller, id, streamer, deadline (epoch s)."""
+    """Where a request comes from and its reply goes: caller, id, streamer, deadline (epoch s).
+
+    `keep_answer`: the finished answer is kept for 24 hours. `left` returns when the client leaves.
+    """
 
     caller: Caller
     request: str
     streamer: str
     deadline_s: float
+    keep_answer: bool = False
+    left: Left | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request that is queued, and what its tenant has left."""
+
+    standings: Standings
 
 
 @dataclass(slots=True)
@@ -56,15 +75,26 @@ class Counts:
 class Ingress:
     """Admits requests; one per process."""
 
-    def __init__(self, bus: Bus, *, gate: Gate, catalogue: Catalogue, threads: Executor) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        gate: Gate,
+        catalogue: Catalogue,
+        workforce: Workforce,
+        line: Line,
+        threads: Executor,
+    ) -> None:
         self.bus = bus
+        self.line = line
+        self.workforce = workforce
         self.gate = gate
         self.catalogue = catalogue
         self.counts = Counts()
         self.draining = False
         self._threads = threads
 
-    async def admit(self, origin: Origin, ask: Ask, *, body_bytes: int) -> None:
+    async def admit(self, origin: Origin, ask: Ask, *, body_bytes: int) -> Admitted:
         """Put an authenticated request into the queue. Raises a Refusal.
 
         Whoever reads the reply must expect it before the call. `body_bytes` is the size of what
@@ -73,30 +103,35 @@ class Ingress:
         state = step(State.RECEIVED, State.AUTHENTICATED)
         if self.draining:
             raise Draining("This node is stopping.")
-        model = self.catalogue.find(ask.model)
+        policy = self.gate.policy(origin.caller)
+        model = self.catalogue.find(ask.model, policy)
         check_able(ask, model.card)
-        if not self.bus.connected:
+        if not self.bus.ready:
             raise BrokerUnavailable("The queue cannot be reached.")
         tokens = await self._tokens(model, ask, body_bytes)
-        cost = _cost(model, ask, len(tokens))
+        cost = _cost(model, ask, len(tokens), policy)
         state = step(state, State.COSTED)
-        state = step(state, State.RESERVED)
-        echo = model.prompter.echo(ask, tokens) if isinstance(ask, CompletionRequest) else ""
-        reply = str(ReplySubject(origin.streamer, origin.caller.tenant, origin.request))
-        envelope = envelope_of(
-            ask,
-            cost,
-            tokens,
-            card=model.card,
-            echo=echo,
-            request=origin.request,
+        envelope = _envelope(origin, model, ask, cost, tokens, policy)
+        turn = self.line.turn(
             tenant=origin.caller.tenant,
-            reply=reply,
+            request=origin.request,
+            model=ask.model,
+            cost=cost,
+            policy=policy,
             deadline_s=origin.deadline_s,
+            left=origin.left,
         )
-        state = step(state, State.QUEUED)
-        await dispatch(self.bus, _subject(origin, model, ask, tokens), envelope)
+        try:
+            async with turn as standings:
+                state = step(state, State.RESERVED)
+                state = step(state, State.QUEUED)
+                await dispatch(self.bus, _subject(origin, model, ask, tokens, policy), envelope)
+        except (QueueFull, QueueTimeout, DeadlineExceeded) as refusal:
+            if self.workforce.serves(ask.model):
+                raise
+            raise no_workers(ask.model) from refusal
         step(state, State.PUBLISHED)
+        return Admitted(standings)
 
     async def _tokens(self, model: Model, ask: Ask, body_bytes: int) -> list[int]:
         """Render and tokenise, in a thread where that takes long: the others must not wait.
@@ -124,36 +159,53 @@ def parse(body: bytes, *, chat: bool, streamed: bool = False) -> Ask:
     return (parse_chat if chat else parse_completion)(body, streamed=streamed)
 
 
-def deadline_of(timeout: str | None) -> float:
-    """Return the deadline (seconds since the epoch) that `x-request-timeout` asks for.
-
-    Decimal seconds, above 0 and at most 840. Raises InvalidRequest.
-    """
-    seconds = DEADLINE_S
-    if timeout is not None:
-        if not _DECIMAL.fullmatch(timeout) or not 0 < float(timeout) <= topology.DEADLINE_S_MAX:
-            raise InvalidRequest(
-                f"'x-request-timeout' is seconds, above 0, at most {topology.DEADLINE_S_MAX}.",
-                param="x-request-timeout",
-            )
-        seconds = float(timeout)
-    return time.time() + seconds
-
-
-def _cost(model: Model, ask: Ask, prompt_tokens: int) -> Cost:
+def _cost(model: Model, ask: Ask, prompt_tokens: int, policy: Policy) -> Cost:
     return cost_of(
         prompt_tokens=prompt_tokens,
         asked_tokens=ask.output_tokens,
         choices=ask.n or 1,
         max_model_len=model.card.max_model_len,
         param="messages" if isinstance(ask, ChatRequest) else "prompt",
+        input_max=policy.max_input_tokens,
+        output_max=policy.max_output_tokens,
+        output_param=_output_param(ask),
     )
 
 
-def _subject(origin: Origin, model: Model, ask: Ask, tokens: Sequence[int]) -> RequestSubject:
+def _output_param(ask: Ask) -> str | None:
+    """Return the field that bounds the answer, None where the client named none."""
+    if isinstance(ask, ChatRequest) and ask.max_completion_tokens is not None:
+        return "max_completion_tokens"
+    return None if ask.max_tokens is None else "max_tokens"
+
+
+def _subject(
+    origin: Origin, model: Model, ask: Ask, tokens: Sequence[int], policy: Policy
+) -> RequestSubject:
     tenant = origin.caller.tenant
     key = prefix_key(
-        model=model.card.name, adapter=None, tenant=tenant, session=ask.session, tokens=tokens
+        model=model.card.name,
+        adapter=None,
+        tenant=None if policy.share_prefixes else tenant,
+        session=ask.session,
+        tokens=tokens,
     )
     partition = partition_of(key, partitions=model.card.partitions)
     return RequestSubject("online", model.card.name, partition, tenant, origin.request)
+
+
+def _envelope(
+    origin: Origin, model: Model, ask: Ask, cost: Cost, tokens: Sequence[int], policy: Policy
+) -> Envelope:
+    tenant = origin.caller.tenant
+    ours = Ours(
+        request=origin.request,
+        tenant=tenant,
+        reply=str(ReplySubject(origin.streamer, tenant, origin.request)),
+        deadline_s=origin.deadline_s,
+        cache_salt=None if policy.share_prefixes else tenant,
+        keep_answer=origin.keep_answer,
+        key=origin.caller.key,
+    )
+    echo = model.prompter.echo(ask, tokens) if isinstance(ask, CompletionRequest) else ""
+    return envelope_of(ours, ask, cost, tokens, card=model.card, echo=echo)

@@ -12,6 +12,7 @@ from ingress.prompt import Prompter, UnusableFiles
 from schemas import subjects
 from schemas.errors import ModelNotFound
 from schemas.model import ModelCard
+from schemas.tenant import UNLIMITED, Policy
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ class Catalogue:
     def __init__(self, bus: Bus, *, clock: Callable[[], float]) -> None:
         self._bus = bus
         self._models: dict[str, Model] = {}
+        self._unusable: dict[str, str] = {}
         self._changed = asyncio.Event()
         self._registry = Registry(
             bus,
@@ -40,10 +42,10 @@ class Catalogue:
             on_change=self._changed.set,
         )
 
-    def find(self, name: str) -> Model:
-        """Return a model. Raises ModelNotFound."""
+    def find(self, name: str, policy: Policy = UNLIMITED) -> Model:
+        """Return a model. Raises ModelNotFound, for one that the policy does not allow as well."""
         model = self._models.get(name)
-        if model is None:
+        if model is None or not policy.allows(name):
             raise ModelNotFound(f"The model '{name[:100]}' does not exist.", param="model")
         return model
 
@@ -57,19 +59,21 @@ class Catalogue:
         await self._load()
 
     async def follow(self) -> None:
-        """Load models as they come, forget them as they go; for ever."""
+        """Load models as they come, forget them as they go, try again what failed; for ever."""
         while True:
             self._registry.tick()
             try:
                 async with asyncio.timeout(topology.HEARTBEAT_S):
                     await self._changed.wait()
             except TimeoutError:
-                continue
+                if not self._unusable:
+                    continue
             self._changed.clear()
             await self._load()
 
     async def _load(self) -> None:
         cards = self._registry.entries
+        unusable, self._unusable = self._unusable, {}
         for name in self._models.keys() - cards.keys():
             log.info("model %s is no longer served", name)
             del self._models[name]
@@ -82,7 +86,9 @@ class Catalogue:
                 files = await load_files(self._bus, card)
                 prompter = await asyncio.to_thread(Prompter, files)
             except (BrokerAway, BrokerRefused, UnusableFiles) as error:
-                log.warning("model %s cannot be served: %s", name, error)
+                self._unusable[name] = str(error)  # its files may be put back
+                if unusable.get(name) != str(error):
+                    log.warning("model %s cannot be served: %s", name, error)
                 continue
             self._models[name] = Model(card, prompter)
             log.info("model %s: context %d", name, card.max_model_len)

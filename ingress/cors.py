@@ -22,7 +22,7 @@ class Cors:
     def __init__(self, origins: Collection[str], *, keyless: bool) -> None:
         """`origins` are in lower case; `*` is any."""
         self._origins = frozenset(origins)
-        self._keyless = keyless
+        self.keyless = keyless
 
     def headers(self, asked: RawHeaders) -> dict[str, str]:
         """Return the headers that let the page which asks read the answer; none if it may not."""
@@ -48,7 +48,7 @@ class Cors:
         }
 
     def _allows(self, origin: str) -> bool:
-        if self._keyless:  # whatever is configured: others are refused by the gate
+        if self.keyless:  # whatever is configured: others are refused by the gate
             return is_local_origin(origin)
         return "*" in self._origins or origin.lower() in self._origins
 

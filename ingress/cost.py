@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from schemas.errors import ContextLengthExceeded, InvalidRequest
+from schemas.errors import ContextLengthExceeded, InvalidRequest, OverPolicy
 
 
 class Cost(NamedTuple):
@@ -19,15 +19,29 @@ class Cost(NamedTuple):
 
 
 def cost_of(
-    *, prompt_tokens: int, asked_tokens: int | None, choices: int, max_model_len: int, param: str
+    *,
+    prompt_tokens: int,
+    asked_tokens: int | None,
+    choices: int,
+    max_model_len: int,
+    param: str,
+    input_max: int | None = None,
+    output_max: int | None = None,
+    output_param: str | None = "max_tokens",
 ) -> Cost:
     """Return a request's cost; without a bound of its own it may fill the model's context.
 
-    `param` names the field that holds the prompt. Raises InvalidRequest for an empty prompt and
-    ContextLengthExceeded.
+    `param` names the field that holds the prompt, `output_param` the one that bounds the answer:
+    None where the client named none, whose answer is cut to `output_max` instead. That is a bound
+    on all choices together. Raises InvalidRequest for an empty prompt, ContextLengthExceeded, and
+    OverPolicy above a tenant's own bounds.
     """
     if prompt_tokens == 0:
         raise InvalidRequest("The prompt is empty.", param=param)
+    if input_max is not None and prompt_tokens > input_max:
+        raise OverPolicy(
+            f"The prompt is {prompt_tokens} tokens long; {input_max} are allowed.", param=param
+        )
     room = max_model_len - prompt_tokens
     if room < 1:
         raise ContextLengthExceeded(
@@ -41,4 +55,15 @@ def cost_of(
             f" context of {max_model_len}.",
             param="max_tokens",
         )
-    return Cost(prompt_tokens, room if asked_tokens is None else asked_tokens, choices)
+    wanted = room if asked_tokens is None else asked_tokens
+    if output_max is None or wanted * choices <= output_max:
+        return Cost(prompt_tokens, wanted, choices)
+    if output_param is not None and wanted > output_max:
+        raise OverPolicy(
+            f"{wanted} output tokens are asked for; {output_max} are allowed.", param=output_param
+        )
+    if output_param is not None or choices > output_max:
+        raise OverPolicy(
+            f"{choices} choices together may have {output_max} output tokens.", param="n"
+        )
+    return Cost(prompt_tokens, output_max // choices, choices)

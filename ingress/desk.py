@@ -3,6 +3,7 @@
 WebSockets end at streamers; what comes over them is admitted by the same function as a POST.
 """
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -10,9 +11,8 @@ import msgspec
 
 from headrace.bus import Bus
 from ingress.admit import Ingress, Origin, parse
-from ingress.auth import Caller
 from schemas import admit
-from schemas.admit import Admit, Answer, Identify, RefusalText
+from schemas.admit import Admit, Answer, Caller, Identify, RefusalText
 from schemas.errors import Forbidden, InvalidApiKey, InvalidRequest, Refusal
 
 Question = TypeVar("Question", bound=msgspec.Struct)
@@ -25,42 +25,48 @@ class Desk:
     def __init__(self, ingress: Ingress) -> None:
         self._ingress = ingress
 
-    async def identify(self, headers: RawHeaders, *, local: bool = True) -> str | None:
-        """Return the tenant of the headers, None where a key is needed and none is shown.
+    async def identify(
+        self, headers: RawHeaders, *, peer: str | None = None, local: bool = True
+    ) -> Caller | None:
+        """Return whose headers these are, None where a key is needed and none is shown.
 
         `local` says that only this machine reaches who asks. Raises InvalidApiKey or Forbidden.
         """
         gate = self._ingress.gate
         if gate.keyless and not local:
             raise Forbidden("Without keys this machine's own clients are served only.")
-        if not gate.keyless and all(name != b"authorization" for name, _ in headers):
+        if not gate.keyless and gate.shows_nothing(headers, peer=peer):
             return None
-        return gate.identify(headers).tenant
+        return await gate.recognise(headers, peer=peer)
 
-    async def identify_key(self, key: str) -> str:
+    async def identify_key(self, key: str) -> Caller:
         """Return whose key this is. Raises InvalidApiKey."""
         gate = self._ingress.gate
         if gate.keyless:
             raise InvalidApiKey("This node has no keys.")
-        return gate.identify_key(key.encode()).tenant
+        return await gate.recognise_key(key.encode())
 
     async def admit(
         self,
-        tenant: str,
+        caller: Caller,
         body: bytes,
         *,
         chat: bool,
         request: str,
         streamer: str,
         deadline_s: float,
-    ) -> None:
-        """Put a streamed request into the queue. Raises a Refusal."""
+    ) -> str:
+        """Put a streamed request into the queue and return its model. Raises a Refusal."""
         counts = self._ingress.counts
         counts.received += 1
         counts.inflight += 1
         try:
+            self._ingress.gate.check(caller)
             ask = parse(body, chat=chat, streamed=True)
-            origin = Origin(Caller(tenant), request, streamer, deadline_s)
+            own_s = self._ingress.gate.policy(caller).deadline_s
+            if own_s is not None:  # a socket's requests name no deadline of their own
+                deadline_s = min(deadline_s, time.time() + own_s)
+            origin = Origin(caller, request, streamer, deadline_s)
             await self._ingress.admit(origin, ask, body_bytes=len(body))
         except Refusal:
             counts.refused += 1
@@ -68,6 +74,7 @@ class Desk:
         finally:
             counts.inflight -= 1
         counts.accepted += 1
+        return ask.model
 
 
 async def serve(bus: Bus, desk: Desk) -> None:
@@ -86,33 +93,31 @@ async def serve(bus: Bus, desk: Desk) -> None:
     )
 
 
-async def _identify(desk: Desk, asked: Identify) -> str | None:
+async def _identify(desk: Desk, asked: Identify) -> Answer:
     if asked.key is not None:
-        return await desk.identify_key(asked.key)
-    return await desk.identify(
-        [(name.encode("latin-1"), value.encode("latin-1")) for name, value in asked.headers],
-        local=asked.local,
-    )
+        return Answer.of(await desk.identify_key(asked.key))
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in asked.headers]
+    return Answer.of(await desk.identify(headers, peer=asked.peer, local=asked.local))
 
 
-async def _admit(desk: Desk, asked: Admit) -> str:
-    await desk.admit(
-        asked.tenant,
+async def _admit(desk: Desk, asked: Admit) -> Answer:
+    model = await desk.admit(
+        asked.caller,
         bytes(asked.body),
         chat=asked.chat,
         request=asked.request,
         streamer=asked.streamer,
         deadline_s=asked.deadline_s,
     )
-    return asked.tenant
+    return Answer(tenant=asked.tenant, model=model)
 
 
 async def _answered(
-    data: bytes, kind: type[Question], act: Callable[[Question], Awaitable[str | None]]
+    data: bytes, kind: type[Question], act: Callable[[Question], Awaitable[Answer]]
 ) -> bytes:
     try:
         question = msgspec.json.decode(data, type=kind)
-        answer = Answer(tenant=await act(question))
+        answer = await act(question)
     except msgspec.MsgspecError as error:
         answer = Answer(refusal=RefusalText.of(InvalidRequest(str(error))))
     except Refusal as refusal:

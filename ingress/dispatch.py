@@ -1,14 +1,20 @@
 """Puts a request into the queue. Rule: it is accepted once the broker has said so, not before."""
 
 import logging
-import math
 import time
 from typing import Final
 
 from headrace.bus import BrokerAway, BrokerRefused, Bus
-from headrace.cancel import cancel
+from headrace.cancel import cancel_surely
+from headrace.deadline import time_to_live
 from schemas import subjects
-from schemas.errors import BrokerUnavailable, QueueFull, QueueTimeout, RequestTooLarge
+from schemas.errors import (
+    BrokerUnavailable,
+    DeadlineExceeded,
+    QueueFull,
+    QueueTimeout,
+    RequestTooLarge,
+)
 from schemas.subjects import RequestSubject
 from schemas.wire import Envelope, encode_envelope
 
@@ -22,8 +28,8 @@ _HEADER_BYTES: Final = 256  # ids, time to live, and the protocol's own line
 async def dispatch(bus: Bus, subject: RequestSubject, envelope: Envelope) -> None:
     """Publish a request and wait for the broker's word.
 
-    Raises RequestTooLarge, QueueFull, QueueTimeout or BrokerUnavailable; nothing stays in the queue
-    then, as far as the broker can be told.
+    Raises RequestTooLarge, QueueFull, QueueTimeout, DeadlineExceeded or BrokerUnavailable; nothing
+    stays in the queue then, as far as the broker can be told, that a worker would start.
     """
     data = encode_envelope(envelope)
     if len(data) + _HEADER_BYTES > bus.payload_bytes_max:
@@ -33,26 +39,36 @@ async def dispatch(bus: Bus, subject: RequestSubject, envelope: Envelope) -> Non
         )
     headers = {
         "Nats-Msg-Id": subjects.message_id(envelope.request, 1),
-        "Nats-TTL": str(max(1, math.ceil(envelope.deadline_s - time.time()))),
+        **time_to_live(envelope.deadline_s),
     }
+    left_s = envelope.deadline_s - time.time()
+    if left_s <= 0:
+        raise _too_late()
     started_s = time.monotonic()
+    timeout_s = min(ACCEPT_TIMEOUT_S, left_s)
     try:
-        await bus.store(str(subject), data, headers=headers, timeout_s=ACCEPT_TIMEOUT_S)
+        await bus.store(str(subject), data, headers=headers, timeout_s=timeout_s)
     except BrokerRefused as error:
         if error.code == _STORE_FAILED:
             raise QueueFull("The queue is full; try again later.") from error
         log.error("the broker refuses requests: %s", error)
         raise BrokerUnavailable("The queue refuses requests.") from error
     except BrokerAway as error:
+        if time.time() >= envelope.deadline_s:
+            raise _too_late() from error  # no worker starts it now, so nothing is to be taken back
         await _take_back(bus, envelope)
         if time.monotonic() - started_s >= ACCEPT_TIMEOUT_S:
             raise QueueTimeout("The queue did not take the request in time.") from error
         raise BrokerUnavailable("The queue cannot be reached.") from error
 
 
+def _too_late() -> DeadlineExceeded:
+    return DeadlineExceeded("The request's deadline passed before the queue had taken it.")
+
+
 async def _take_back(bus: Bus, envelope: Envelope) -> None:
     """Make sure that a request whose fate is unknown does not run without a reader."""
     try:
-        await cancel(bus, tenant=envelope.tenant, request=envelope.request)
+        await cancel_surely(bus, tenant=envelope.tenant, request=envelope.request)
     except (BrokerAway, BrokerRefused) as error:
-        log.info("%s may be in the queue until it expires: %s", envelope.request, error)
+        log.info("%s may be in the queue until the broker is back: %s", envelope.request, error)

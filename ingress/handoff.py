@@ -26,8 +26,11 @@ class Expected(Protocol):
         """The streamer's name, as in the reply's subject."""
         ...
 
-    def answer(self, *, stream: bool, headers: Mapping[str, str]) -> Answer:
-        """Return the client's answer, after the request was accepted."""
+    def answer(self, *, stream: bool, headers: Mapping[str, str], lingers: bool = False) -> Answer:
+        """Return the client's answer, after the request was accepted.
+
+        `lingers`: the client may come back in a moment when it leaves.
+        """
         ...
 
     def drop(self) -> None:
@@ -38,9 +41,28 @@ class Expected(Protocol):
 class Handoff(Protocol):
     """Chooses the streamer of a request."""
 
-    def expect(self, *, tenant: str, request: str, deadline_s: float, keep: bool) -> Expected:
+    def expect(
+        self, *, tenant: str, request: str, deadline_s: float, keep: bool, model: str = ""
+    ) -> Expected:
         """Have a streamer expect the reply. Raises a Refusal when none can.
 
-        `keep`: the request runs on when its last reader leaves.
+        `keep`: the request runs on when its last reader leaves. `model` is the one asked for: at
+        the deadline the streamer looks whether a worker serves it.
+        """
+        ...
+
+    async def attach(
+        self,
+        *,
+        tenant: str,
+        request: str,
+        deadline_s: float,
+        stream: bool,
+        headers: Mapping[str, str],
+    ) -> Answer:
+        """Return the answer of a further reader of a reply, from its beginning on.
+
+        It may be on any streamer. `deadline_s` (epoch s) is the request's own; infinite for one
+        that has ended. Raises a Refusal.
         """
         ...

@@ -5,6 +5,7 @@ The streamer with the fewest open streams is chosen, counting what we sent since
 
 import asyncio
 import itertools
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -78,20 +79,50 @@ class Redirect:
         return [entry for entry in live if entry.name not in self._slow] or live
 
     def expect(
-        self, *, tenant: str, request: str, deadline_s: float, keep: bool
+        self, *, tenant: str, request: str, deadline_s: float, keep: bool, model: str = ""
     ) -> "ExpectedThere":
         """Choose a streamer. Raises NoStreamers."""
+        return ExpectedThere(self, self._choose(), tenant, request, deadline_s, keep, model)
+
+    async def attach(
+        self,
+        *,
+        tenant: str,
+        request: str,
+        deadline_s: float,
+        stream: bool,
+        headers: Mapping[str, str],
+    ) -> Response:
+        """Send a further reader to any streamer. Raises NoStreamers."""
+        chosen = self._choose()
+        ticket = Ticket(
+            chosen.name,
+            tenant,
+            request,
+            deadline_s,
+            time.time() + TICKET_S,
+            stream,
+            attach=secrets.token_hex(8),
+            lingers=True,
+        )
+        return self.to(chosen, ticket, headers)
+
+    def to(self, entry: StreamerEntry, ticket: Ticket, headers: Mapping[str, str]) -> Response:
+        """Return the redirect of a ticket's holder to a streamer."""
+        location = f"{entry.public_url}/v1/replies/{self._tickets.sign(ticket)}"
+        return Response(
+            status_code=303,
+            headers={"location": location, "cache-control": "no-store", **headers},
+        )
+
+    def _choose(self) -> StreamerEntry:
         live = self.live
         if not live:
             raise NoStreamers("No streamer is there to carry the answer.")
         chosen = min(live, key=self._rank)
         self._turns[chosen.name] = next(self._turn)
         self._sent.setdefault(chosen.name, []).append(self._clock())
-        return ExpectedThere(self, chosen, tenant, request, deadline_s, keep)
-
-    def sign(self, ticket: Ticket) -> str:
-        """Return a ticket as a part of a URL."""
-        return self._tickets.sign(ticket)
+        return chosen
 
     def dropped(self, streamer: str) -> None:
         """Note that a request that was counted for a streamer is not sent there."""
@@ -145,8 +176,10 @@ class ExpectedThere:
         request: str,
         deadline_s: float,
         keep: bool,
+        model: str,
     ) -> None:
         self._keep = keep
+        self._model = model
         self._redirect = redirect
         self._entry = entry
         self._tenant = tenant
@@ -158,7 +191,9 @@ class ExpectedThere:
         """The streamer's name."""
         return self._entry.name
 
-    def answer(self, *, stream: bool, headers: Mapping[str, str]) -> Response:
+    def answer(
+        self, *, stream: bool, headers: Mapping[str, str], lingers: bool = False
+    ) -> Response:
         """Return the redirect."""
         ticket = Ticket(
             self._entry.name,
@@ -168,12 +203,10 @@ class ExpectedThere:
             time.time() + TICKET_S,
             stream,
             self._keep,
+            lingers=lingers,
+            model=self._model,
         )
-        location = f"{self._entry.public_url}/v1/replies/{self._redirect.sign(ticket)}"
-        return Response(
-            status_code=303,
-            headers={"location": location, "cache-control": "no-store", **headers},
-        )
+        return self._redirect.to(self._entry, ticket, headers)
 
     def drop(self) -> None:
         """Nothing was told to the streamer; only our own count of what it has."""

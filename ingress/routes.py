@@ -1,7 +1,8 @@
 """The API's routes: each composes the stations in their order."""
 
 import logging
-from collections.abc import Mapping
+import time
+from functools import partial
 from typing import Any, Final
 
 from starlette.datastructures import Headers
@@ -10,9 +11,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.answers import as_json, refused
-from ingress.admit import Ingress, Origin, deadline_of, parse
+from headrace.deadline import timeout_s_of
+from headrace.requests import peer_of
+from ingress.admit import Ingress, Origin, parse
 from ingress.cors import Cors
-from ingress.handoff import Answer, Handoff
+from ingress.handoff import Answer, Expected, Handoff
+from ingress.idempotency import Attach, Keys, keyed
+from ingress.ratelimit import headers_of, ratelimit_headers
+from schemas.admit import Caller
 from schemas.errors import InternalError, InvalidRequest, Refusal, RequestTooLarge
 from schemas.model import ModelCard
 from schemas.subjects import new_request_id
@@ -30,13 +36,14 @@ class Generate:
         self._handoff = handoff
         self._cors = cors
         self._chat = chat
+        self._keys = Keys(ingress.bus)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         counts = self._ingress.counts
         request = new_request_id()
         counts.received += 1
         counts.inflight += 1
-        headers = self._cors.headers(scope["headers"])
+        headers = dict(self._cors.headers(scope["headers"]))
         answer: Answer
         try:
             answer = await self._admit(scope, receive, request, headers)
@@ -53,24 +60,83 @@ class Generate:
         await answer(scope, receive, send)
 
     async def _admit(
-        self, scope: Scope, receive: Receive, request: str, headers: Mapping[str, str]
+        self, scope: Scope, receive: Receive, request: str, headers: dict[str, str]
     ) -> Answer:
-        caller = self._ingress.gate.identify(scope["headers"])
-        deadline_s = deadline_of(Headers(scope=scope).get("x-request-timeout"))
+        """Admit a request; what its tenant has left is added to `headers`, refused or not."""
+        caller = await self._ingress.gate.recognise(scope["headers"], peer=peer_of(scope))
+        try:
+            return await self._admit_from(caller, scope, receive, request, headers)
+        except Refusal as refusal:
+            headers |= await ratelimit_headers(self._ingress.line, caller.tenant, refusal)
+            raise
+
+    async def _admit_from(
+        self,
+        caller: Caller,
+        scope: Scope,
+        receive: Receive,
+        request: str,
+        headers: dict[str, str],
+    ) -> Answer:
+        timeout = Headers(scope=scope).get("x-request-timeout")
+        policy = self._ingress.gate.policy(caller)
+        timeout_s = timeout_s_of(timeout, default_s=policy.deadline_s)
+        deadline_s = time.time() + timeout_s
         body = await read_body(Request(scope, receive))
         ask = parse(body, chat=self._chat)
-        expected = self._handoff.expect(
-            tenant=caller.tenant, request=request, deadline_s=deadline_s, keep=ask.keep
+        asked = keyed(
+            scope["headers"],
+            tenant=caller.tenant,
+            request=request,
+            deadline_s=deadline_s,
+            path=scope["path"],
+            body=body,
         )
-        try:
-            origin = Origin(caller, request, expected.streamer, deadline_s)
-            await self._ingress.admit(origin, ask, body_bytes=len(body))
-        except BaseException:
-            expected.drop()
-            raise
-        return expected.answer(
-            stream=bool(ask.stream), headers={"x-request-id": request, **headers}
+
+        async def begin() -> Expected:
+            expected = self._handoff.expect(
+                tenant=caller.tenant,
+                request=request,
+                deadline_s=deadline_s,
+                keep=ask.keep,
+                model=ask.model,
+            )
+            try:
+                origin = Origin(
+                    caller,
+                    request,
+                    expected.streamer,
+                    deadline_s,
+                    keep_answer=asked is not None,
+                    left=partial(_left, receive),
+                )
+                admitted = await self._ingress.admit(origin, ask, body_bytes=len(body))
+                headers.update(headers_of(admitted.standings))
+            except BaseException:
+                expected.drop()
+                raise
+            return expected
+
+        begun = await begin() if asked is None else await self._keys.once(asked, begin)
+        if isinstance(begun, Attach):
+            return await self._handoff.attach(
+                tenant=caller.tenant,
+                request=begun.request,
+                deadline_s=begun.deadline_s,
+                stream=bool(ask.stream),
+                headers={"x-request-id": begun.request, **headers},
+            )
+        return begun.answer(
+            stream=bool(ask.stream),
+            headers={"x-request-id": request, **headers},
+            lingers=asked is not None,
         )
+
+
+async def _left(receive: Receive) -> None:
+    """Return once the client has left; its body was read before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def read_body(request: Request) -> bytes:
@@ -99,10 +165,14 @@ def models(ingress: Ingress) -> Any:
     """Return the handler of `GET /v1/models`."""
 
     async def handle(request: Request) -> Response:
-        ingress.gate.identify(request.scope["headers"])
-        cards = [_listed(card) for card in ingress.catalogue.cards()]
+        scope = request.scope
+        caller = await ingress.gate.recognise(scope["headers"], peer=peer_of(scope))
+        policy = ingress.gate.policy(caller)
+        cards = [_listed(card) for card in ingress.catalogue.cards() if policy.allows(card.name)]
+        headers = await ratelimit_headers(ingress.line, caller.tenant)
         return as_json(
-            {"object": "list", "data": cards}, headers={"x-request-id": new_request_id()}
+            {"object": "list", "data": cards},
+            headers={"x-request-id": new_request_id(), **headers},
         )
 
     return handle
@@ -112,9 +182,12 @@ def model(ingress: Ingress) -> Any:
     """Return the handler of `GET /v1/models/{model}`; a name may hold slashes."""
 
     async def handle(request: Request) -> Response:
-        ingress.gate.identify(request.scope["headers"])
-        card = ingress.catalogue.find(request.path_params["model"]).card
-        return as_json(_listed(card), headers={"x-request-id": new_request_id()})
+        scope = request.scope
+        caller = await ingress.gate.recognise(scope["headers"], peer=peer_of(scope))
+        policy = ingress.gate.policy(caller)
+        card = ingress.catalogue.find(request.path_params["model"], policy).card
+        headers = await ratelimit_headers(ingress.line, caller.tenant)
+        return as_json(_listed(card), headers={"x-request-id": new_request_id(), **headers})
 
     return handle
 

@@ -6,10 +6,18 @@ from ingress.admit import Ingress
 
 def readings(ingress: Ingress) -> list[Reading]:
     """Return what /metrics shows."""
-    counts = ingress.counts
+    counts, line = ingress.counts, ingress.line
     return [
         Reading("requests_inflight", "Requests being admitted.", lambda: counts.inflight),
         Reading("requests_received", "Requests received.", lambda: counts.received, "counter"),
         Reading("requests_accepted", "Requests queued.", lambda: counts.accepted, "counter"),
+        Reading("requests_waiting", "Requests waiting for their turn.", lambda: line.room.depth),
+        Reading("waiting_bytes", "What their prompts take.", lambda: line.room.prompt_bytes),
+        Reading(
+            "unlimited_requests",
+            "Requests let pass without a look at their tenant's limits.",
+            lambda: line.reservations.unlimited_passed,
+            "counter",
+        ),
         Reading("requests_refused", "Requests refused.", lambda: counts.refused, "counter"),
     ]

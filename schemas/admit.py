@@ -3,6 +3,7 @@
 `ingress.identify` says whose key this is, `ingress.admit` puts a request into the queue.
 """
 
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -10,12 +11,15 @@ import msgspec
 from schemas.errors import (
     BrokerUnavailable,
     ContextLengthExceeded,
+    DeadlineExceeded,
     Draining,
     Forbidden,
     InternalError,
     InvalidApiKey,
     InvalidRequest,
     ModelNotFound,
+    NoWorkers,
+    OverPolicy,
     QueueFull,
     QueueTimeout,
     Refusal,
@@ -32,12 +36,15 @@ _REFUSALS: Final[dict[str, type[Refusal]]] = {
     for kind in (
         BrokerUnavailable,
         ContextLengthExceeded,
+        DeadlineExceeded,
         Draining,
         Forbidden,
         InternalError,
         InvalidApiKey,
         InvalidRequest,
         ModelNotFound,
+        NoWorkers,
+        OverPolicy,
         QueueFull,
         QueueTimeout,
         RequestTooLarge,
@@ -46,16 +53,26 @@ _REFUSALS: Final[dict[str, type[Refusal]]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """An authenticated client: its tenant, the id of its key, and when its token expires (s)."""
+
+    tenant: str
+    key: str | None = field(default=None, compare=False)
+    until_s: float | None = field(default=None, compare=False)
+
+
 class Identify(msgspec.Struct, frozen=True):
     """Whose are these headers (name and value, as on the wire), or whose is this key?
 
     `local` says that only this machine reaches the node that asks: without keys, no other is
-    served, and its clients could write any Host header.
+    served, and its clients could write any Host header. `peer` is the address they come from.
     """
 
     headers: tuple[tuple[str, str], ...] = ()
     key: str | None = None
     local: bool = True
+    peer: str | None = None
 
 
 class Admit(msgspec.Struct, frozen=True):
@@ -67,6 +84,13 @@ class Admit(msgspec.Struct, frozen=True):
     request: str
     streamer: str
     deadline_s: float
+    key: str | None = None
+    until_s: float | None = None
+
+    @property
+    def caller(self) -> Caller:
+        """Whose request it is."""
+        return Caller(self.tenant, self.key, self.until_s)
 
 
 class RefusalText(msgspec.Struct, frozen=True):
@@ -91,7 +115,23 @@ class RefusalText(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The answer to both: the tenant (None for one who must still show a key), or a refusal."""
+    """The answer to both: the caller (None for one who must still show a key), or a refusal; and
+    the model of a request that was admitted."""
 
     tenant: str | None = None
     refusal: RefusalText | None = None
+    key: str | None = None
+    until_s: float | None = None
+    model: str = ""
+
+    @staticmethod
+    def of(caller: Caller | None) -> "Answer":
+        """Return the answer that names a caller."""
+        if caller is None:
+            return Answer()
+        return Answer(caller.tenant, key=caller.key, until_s=caller.until_s)
+
+    @property
+    def caller(self) -> Caller | None:
+        """Who was identified."""
+        return None if self.tenant is None else Caller(self.tenant, self.key, self.until_s)

@@ -48,6 +48,12 @@ class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
 
+class OverPolicy(InvalidRequest):
+    """The request is larger than its tenant's requests may be."""
+
+    code = "token_limit_exceeded"
+
+
 class RefusedByEngine(InvalidRequest):
     """The engine says that the request cannot be served as it is."""
 
@@ -90,6 +96,14 @@ class MethodNotAllowed(Refusal):
     status = 405
     type = "invalid_request_error"
     code = "method_not_allowed"
+
+
+class IdempotencyConflict(Refusal):
+    """The Idempotency-Key belongs to a request with another body."""
+
+    status = 409
+    type = "idempotency_error"
+    code = "idempotency_conflict"
 
 
 class Gone(Refusal):

@@ -31,6 +31,7 @@ BLOBS: Final = "blobs"
 PULL_GROUP: Final = "workers"
 
 _REQUEST_ID: Final = re.compile(r"req_[0-9a-f]{32}")
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 _PLAIN: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 
 
@@ -43,6 +44,8 @@ def escape(name: str) -> str:
 
 def unescape(token: str) -> str:
     """Return the name that `escape` made `token` from. Raises ValueError for a foreign token."""
+    if _PLAIN_NAME.fullmatch(token):
+        return token
     head, *parts = token.encode().split(b"=")
     name = (head + b"".join(bytes([int(part[:2], 16)]) + part[2:] for part in parts)).decode()
     if escape(name) != token:
@@ -151,6 +154,21 @@ def readers_of(*, tenant: str, request: str) -> str:
     return f"readers.{escape(tenant)}.{request}"
 
 
+def answer_key(*, tenant: str, request: str) -> str:
+    """Return the subject in `responses` of a kept answer; its further parts stand below it."""
+    return f"$KV.{RESPONSES}.answer.{escape(tenant)}.{request}"
+
+
+def claim_key(*, tenant: str, digest: str) -> str:
+    """Return the subject in `responses` of a claim; `digest` is that of its Idempotency-Key."""
+    return f"$KV.{RESPONSES}.claim.{escape(tenant)}.{digest}"
+
+
+def claimant_of(*, tenant: str, request: str) -> str:
+    """Return the subject on which an ingress says that it is admitting a request."""
+    return f"claimants.{escape(tenant)}.{request}"
+
+
 def requests_of(
     *, model: str | None = None, tenant: str | None = None, request: str | None = None
 ) -> str:
@@ -175,9 +193,11 @@ def consumer_filter(lane: Lane, model: str, partition: int) -> str:
     return f"requests.{lane}.{escape(model)}.{partition}.>"
 
 
-def deadletters_of(*, model: str, tenant: str) -> str:
-    """Return the subject of a tenant's requests to a model that were given up."""
-    return f"deadletters.{escape(model)}.{escape(tenant)}"
+def deadletters_of(*, model: str | None = None, tenant: str | None = None) -> str:
+    """Return the subject of a tenant's requests to a model that were given up, or the filter of
+    those of a tenant, to a model, or of all."""
+    model_token = "*" if model is None else escape(model)
+    return f"deadletters.{model_token}.{'*' if tenant is None else escape(tenant)}"
 
 
 def cancel_signal(tenant: str, request: str) -> str:
@@ -198,6 +218,11 @@ def streamer_alive(streamer: str) -> str:
     return f"streamers.{escape(streamer)}.alive"
 
 
+def streamer_reads(streamer: str) -> str:
+    """Return the subject on which a streamer says whether a client of its own reads a reply."""
+    return f"streamers.{escape(streamer)}.reads"
+
+
 def worker_loses(worker: str) -> str:
     """Return the subject on which a worker hears that another has taken a request over."""
     return f"workers.{escape(worker)}.loses"
@@ -206,6 +231,36 @@ def worker_loses(worker: str) -> str:
 def streamer_shown(streamer: str) -> str:
     """Return the subject on which a streamer says how far it has shown a reply."""
     return f"streamers.{escape(streamer)}.shown"
+
+
+SETTLEMENTS: Final = "settlements"
+"""On which ingress hears what an ended request has used; its nodes share the messages."""
+
+
+class Settlement(msgspec.Struct, frozen=True, array_like=True):
+    """To ingress: this request has ended and used so many tokens; None: it never ran."""
+
+    tenant: str
+    request: str
+    model: str
+    prompt_tokens: int | None = None
+    completion_tokens: int = 0
+
+    @property
+    def tokens(self) -> int | None:
+        """What is charged."""
+        return None if self.prompt_tokens is None else self.prompt_tokens + self.completion_tokens
+
+
+def streamer_unread(streamer: str) -> str:
+    """Return the subject on which a streamer says which requests it has no reader for."""
+    return f"streamers.{escape(streamer)}.unread"
+
+
+class UnreadQuestion(msgspec.Struct, frozen=True):
+    """To a streamer: which of these requests have no reader with you? The answer is their list."""
+
+    requests: tuple[str, ...]
 
 
 class HoldsQuestion(msgspec.Struct, frozen=True):

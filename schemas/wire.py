@@ -280,6 +280,8 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     deadline_s: float  # seconds since the epoch
     cache_salt: str | None = None
     sim: SimHook | None = None
+    keep_answer: bool = False  # the frames go to `responses` once the reply has ended
+    key: str | None = None  # the id of the key that it was sent with
     priority: int = 0  # as vLLM's: lower is sooner
     parsing: Parsing | None = None
 
@@ -287,19 +289,6 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     def tokens(self) -> list[int]:
         """The prompt's token ids."""
         return unpack_tokens(self.prompt)
-
-
-class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that was given up, kept for operators; `envelope` is as it was published."""
-
-    version: int = WIRE_VERSION
-    request: str
-    tenant: str
-    model: str
-    reason: str
-    died_s: float  # seconds since the epoch
-    tokens: int
-    envelope: bytes
 
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:

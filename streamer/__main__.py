@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from headrace import lifecycle, registry, topology
@@ -23,13 +24,16 @@ from headrace.settings import (
 )
 from headrace.sockets import is_loopback, is_unspecified
 from headrace.telemetry import Readiness
-from headrace.ticket import load_tickets
+from headrace.ticket import load_tickets, put_back
+from headrace.upkeep import Upkeep
+from headrace.workforce import Workforce
 from schemas import subjects
 from schemas.model import StreamerEntry
 from streamer.admission import RemoteAdmission
 from streamer.app import Application
 from streamer.desk import Desk
 from streamer.mailbox import Mailbox
+from streamer.orphans import Orphans
 from streamer.telemetry import desk_readings
 from streamer.telemetry import readings as streamer_readings
 from streamer.websocket import Sockets
@@ -81,17 +85,24 @@ async def _main(settings: StreamerSettings, stop: asyncio.Event) -> None:
 
 
 async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.Event) -> None:
-    mailbox = Mailbox(bus, name)
-    desk = Desk(bus, await load_tickets(bus), name)
+    workforce = Workforce(bus, clock=time.monotonic)
+    mailbox = Mailbox(bus, name, serves=workforce.serves)
+    tickets = await load_tickets(bus)
+    desk = Desk(bus, tickets, name)
+    orphans = Orphans(bus, mailbox)
+    upkeep = Upkeep(bus)
+    upkeep.on_remade(subjects.REQUESTS, orphans.queue_remade)
+    upkeep.on_remade(f"KV_{subjects.SECRETS}", partial(put_back, bus, tickets))
     mailbox.unexpected = lambda message: desk.unexpected(
         message.subject, message.data, now_s=time.time()
     )
+    mailbox.awaited = desk.awaits
     draining = False
 
     def readiness() -> Readiness:
         if draining:
             return Readiness("draining")
-        return Readiness("ready" if bus.connected else "starting", {"broker": bus.connected})
+        return Readiness("ready" if bus.ready else "starting", {"broker": bus.ready})
 
     admission = RemoteAdmission(bus, local=is_loopback(settings.host))
     sockets = Sockets(mailbox, admission)
@@ -100,6 +111,7 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
         with contextlib.suppress(BrokerAway):
             await bus.publish(message.reply, b"")
 
+    await workforce.start()
     await mailbox.start()
     await bus.subscribe(subjects.streamer_alive(name), alive)
     serving = await serve(
@@ -128,11 +140,14 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
 
     readings = [*streamer_readings(mailbox, sockets), *desk_readings(desk)]
     async with admin_port(settings, "streamer", readiness, readings), running_tasks() as tasks:
+        tasks.start("upkeep", upkeep.forever())
         tasks.start("replies", mailbox.tick_forever())
+        tasks.start("orphans", orphans.watch())
         tasks.start("heartbeat", beat())
+        tasks.start("workers", workforce.follow())
         settle_memory()
         await stop.wait()
-        draining = True
+        draining = mailbox.draining = True
         await announce()
         sockets.drain()
         await _drain(mailbox, desk, grace_s=settings.grace_s)

@@ -4,6 +4,7 @@ In the gateway the ingress is in the same process; a streamer that stands alone 
 service `ingress`. Both end in the same function as the HTTP route.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -11,13 +12,16 @@ import msgspec
 
 from headrace.bus import BrokerAway, Bus
 from schemas import admit
-from schemas.admit import Admit, Answer, Identify
-from schemas.errors import BrokerUnavailable, RequestTooLarge
+from schemas.admit import Admit, Answer, Caller, Identify
+from schemas.errors import BrokerUnavailable, Draining, RequestTooLarge
 
 IDENTIFY_TIMEOUT_S: Final = 5.0
 ADMIT_TIMEOUT_S: Final = 35.0  # longer than ingress itself waits for the broker's word
+DRAINING_TRIES: Final = 20
+DRAINING_PAUSE_S: Final = 0.05
 _ENVELOPE_BYTES: Final = 1024
-_HEADERS: Final = frozenset({b"authorization", b"host", b"origin"})
+_PRIVATE: Final = frozenset({b"cookie"})
+"""All others are shown: ingress alone knows which one a proxy puts a certificate's subject in."""
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -25,28 +29,30 @@ RawHeaders = Sequence[tuple[bytes, bytes]]
 class Admission(Protocol):
     """The door to an ingress."""
 
-    async def identify(self, headers: RawHeaders) -> str | None:
-        """Return the tenant whom the headers name, None where they show no key but one is needed.
+    async def identify(self, headers: RawHeaders, *, peer: str | None = None) -> Caller | None:
+        """Return whom the headers name, None where they show no key but one is needed.
+
+        `peer` is the address that they come from.
 
         Raises InvalidApiKey for a wrong one, Forbidden, BrokerUnavailable.
         """
         ...
 
-    async def identify_key(self, key: str) -> str:
+    async def identify_key(self, key: str) -> Caller:
         """Return whose key this is. Raises InvalidApiKey, BrokerUnavailable."""
         ...
 
     async def admit(
         self,
-        tenant: str,
+        caller: Caller,
         body: bytes,
         *,
         chat: bool,
         request: str,
         streamer: str,
         deadline_s: float,
-    ) -> None:
-        """Put a streamed request into the queue. Raises a Refusal."""
+    ) -> str:
+        """Put a streamed request into the queue and return its model. Raises a Refusal."""
         ...
 
 
@@ -58,41 +64,60 @@ class RemoteAdmission:
         self._bus = bus
         self._local = local
 
-    async def identify(self, headers: RawHeaders) -> str | None:
+    async def identify(self, headers: RawHeaders, *, peer: str | None = None) -> Caller | None:
         """As `Admission.identify`."""
         shown = tuple(
             (name.decode("latin-1"), value.decode("latin-1"))
             for name, value in headers
-            if name in _HEADERS
+            if name not in _PRIVATE
         )
-        question = Identify(shown, local=self._local)
-        return (await self._ask(admit.IDENTIFY, question, IDENTIFY_TIMEOUT_S)).tenant
+        question = Identify(shown, local=self._local, peer=peer)
+        return (await self._ask(admit.IDENTIFY, question, IDENTIFY_TIMEOUT_S)).caller
 
-    async def identify_key(self, key: str) -> str:
+    async def identify_key(self, key: str) -> Caller:
         """As `Admission.identify_key`."""
         answer = await self._ask(admit.IDENTIFY, Identify(key=key), IDENTIFY_TIMEOUT_S)
-        return answer.tenant or ""
+        assert answer.caller is not None  # a key names somebody, or is refused
+        return answer.caller
 
     async def admit(
         self,
-        tenant: str,
+        caller: Caller,
         body: bytes,
         *,
         chat: bool,
         request: str,
         streamer: str,
         deadline_s: float,
-    ) -> None:
+    ) -> str:
         """As `Admission.admit`."""
         if len(body) + _ENVELOPE_BYTES > self._bus.payload_bytes_max:
             raise RequestTooLarge(
                 f"The request is {len(body)} bytes; the broker's limit is"
                 f" {self._bus.payload_bytes_max} bytes a message."
             )
-        question = Admit(tenant, chat, msgspec.Raw(body), request, streamer, deadline_s)
-        await self._ask(admit.ADMIT, question, ADMIT_TIMEOUT_S)
+        question = Admit(
+            caller.tenant,
+            chat,
+            msgspec.Raw(body),
+            request,
+            streamer,
+            deadline_s,
+            caller.key,
+            caller.until_s,
+        )
+        return (await self._ask(admit.ADMIT, question, ADMIT_TIMEOUT_S)).model
 
     async def _ask(self, endpoint: str, question: msgspec.Struct, timeout_s: float) -> Answer:
+        # Of several ingress the broker chooses one, and that may be stopping just now.
+        for _ in range(DRAINING_TRIES):
+            try:
+                return await self._ask_one(endpoint, question, timeout_s)
+            except Draining:
+                await asyncio.sleep(DRAINING_PAUSE_S)
+        return await self._ask_one(endpoint, question, timeout_s)
+
+    async def _ask_one(self, endpoint: str, question: msgspec.Struct, timeout_s: float) -> Answer:
         subject = f"{admit.SERVICE}.{endpoint}"
         try:
             data = await self._bus.request(

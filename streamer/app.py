@@ -9,11 +9,14 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.answers import EXCEPTION_HANDLERS, refused
-from headrace.bus import Bus
+from headrace.bus import BrokerAway, BrokerRefused, Bus
 from headrace.requests import cancel_route
-from schemas.errors import MethodNotAllowed, Refusal
+from headrace.ticket import Ticket
+from schemas.errors import BrokerUnavailable, MethodNotAllowed, Refusal
 from streamer.admission import Admission
-from streamer.desk import Desk
+from streamer.attach import attach
+from streamer.buffer import OpenReply
+from streamer.desk import Claim, Desk
 from streamer.mailbox import Mailbox
 from streamer.relay import Relay
 from streamer.resume import Resume
@@ -36,7 +39,8 @@ class Replies:
     HEAD is refused: a look at the link must not use the ticket up.
     """
 
-    def __init__(self, mailbox: Mailbox, desk: Desk) -> None:
+    def __init__(self, bus: Bus, mailbox: Mailbox, desk: Desk) -> None:
+        self._bus = bus
         self._mailbox = mailbox
         self._desk = desk
 
@@ -44,7 +48,7 @@ class Replies:
         answer: ASGIApp
         if scope["method"] == "GET":
             try:
-                answer = self._relay(scope["path"].removeprefix(REPLIES_PATH))
+                answer = await self._relay(scope["path"].removeprefix(REPLIES_PATH))
             except Refusal as refusal:
                 answer = refused(refusal)
         else:
@@ -52,20 +56,40 @@ class Replies:
             not_allowed.headers["allow"] = "GET"
         await answer(scope, receive, send)
 
-    def _relay(self, text: str) -> Relay:
+    async def _relay(self, text: str) -> Relay:
+        """Return the reply that a ticket names. Raises a Refusal."""
         claim = self._desk.claim(text, now_s=time.time())
+        ticket = claim.ticket
+        reply = await self._attach(ticket) if ticket.attach else self._open(claim)
+        reply.lingers = ticket.lingers
+        # Any page may read it: whoever has the ticket may, and a browser that followed a redirect
+        # to another origin does not say any more where it comes from.
+        headers = {"x-request-id": ticket.request, "access-control-allow-origin": "*"}
+        return Relay(self._mailbox, reply, stream=ticket.stream, headers=headers)
+
+    def _open(self, claim: Claim) -> OpenReply:
         ticket = claim.ticket
         reply = self._mailbox.open(
             tenant=ticket.tenant,
             request=ticket.request,
             deadline_s=ticket.deadline_s,
             keep=ticket.keep,
+            model=ticket.model,
         )
         reply.begun_without(claim.heard_seq)
-        # Any page may read it: whoever has the ticket may, and a browser that followed a redirect
-        # to another origin does not say any more where it comes from.
-        headers = {"x-request-id": ticket.request, "access-control-allow-origin": "*"}
-        return Relay(self._mailbox, reply, stream=ticket.stream, headers=headers)
+        return reply
+
+    async def _attach(self, ticket: Ticket) -> OpenReply:
+        try:
+            return await attach(
+                self._bus,
+                self._mailbox,
+                tenant=ticket.tenant,
+                request=ticket.request,
+                deadline_s=ticket.deadline_s,
+            )
+        except (BrokerAway, BrokerRefused) as error:
+            raise BrokerUnavailable("The log of streams cannot be reached.") from error
 
 
 class Application:
@@ -82,7 +106,7 @@ class Application:
         desk: Desk,
         extra: Sequence[BaseRoute] = (),
     ) -> None:
-        self._replies = Replies(mailbox, desk)
+        self._replies = Replies(bus, mailbox, desk)
         self._rest = Starlette(
             routes=[*client_routes(bus, mailbox, admission), *extra],
             exception_handlers=EXCEPTION_HANDLERS,

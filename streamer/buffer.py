@@ -6,12 +6,15 @@ what was dropped is read again from REPLIES once the reader has caught up with t
 
 import asyncio
 import logging
+import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 from headrace import journal
 from headrace.bus import BrokerAway, BrokerRefused, Bus
+from headrace.connection import Connection
+from headrace.workforce import no_workers
 from schemas import subjects
 from schemas.errors import DeadlineExceeded, Refusal, StreamInterrupted
 from schemas.wire import BadFrame, Failed, Finished, Keepalive, Piece, Tokens, decode_frame
@@ -20,10 +23,14 @@ from streamer.reply import Event, Reply, Shown
 log = logging.getLogger(__name__)
 
 BUFFER_BYTES_MAX: Final = 128 * 1024
+EVENT_BYTES: Final = 128
+"""What an event takes beside its frame's bytes: a token of few letters is mostly that."""
+PAGE_BYTES_MAX: Final = 64 * 1024
 RECENT_FRAMES: Final = 48  # more than a checkpoint's interval: the log may lack no more
 QUIET_READ_S: Final = 15.0
 COMMENT_S: Final = 14.0
 HOLE_READ_S: Final = 0.25
+LATE_READ_S: Final = 0.25
 HOLE_S_MAX: Final = 10.0
 STALLED_S_MAX: Final = 60.0
 DEADLINE_GRACE_S: Final = 1.0
@@ -42,8 +49,13 @@ class OpenReply:
         deadline_s: float,
         now_s: float,
         keep: bool = False,
+        model: str = "",
+        serves: Callable[[str], bool] = lambda model: True,
         buffer_bytes_max: int = BUFFER_BYTES_MAX,
     ) -> None:
+        """`serves` tells whether a worker serves a model; `model` is empty while it is unknown."""
+        self.model = model
+        self._serves = serves
         self.tenant = tenant
         self.request = request
         self.log_subject = log_subject
@@ -53,6 +65,10 @@ class OpenReply:
         self.left = False
         self.comment_due = False
         self.tokens = 0
+        self.heard_on: str | None = None  # the subject of its frames, which names its streamer
+        self.lingers = False  # whether its client may come back in a moment
+        self.absences = 0
+        self.asked_s = now_s
         self._bus = bus
         self._kept = keep
         self._bytes_max = buffer_bytes_max
@@ -62,19 +78,32 @@ class OpenReply:
         self._log_due = False
         self._log_failed = False
         self._log_seq = 0
+        self._given: deque[bytes] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._heard_s = now_s
+        self._quiet_read_s = now_s
         self._sent_s = now_s
         self._sending = False
+        self._unsent_bytes = 0
         self._hole_s: float | None = None
         self._recent: deque[bytes] = deque(maxlen=RECENT_FRAMES)
         self._rest: Awaitable[None] | None = None
         self.write_now: Callable[[Sequence[Event]], Awaitable[None] | None] | None = None
         self.writer: asyncio.Task[None] | None = None
+        self.connection: Connection | None = None
+        self.stalled = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether its end is neither known nor in what the log may hold unread."""
+        settled = self.reply.ended or self.refusal is not None or self.left
+        return not (settled or self._sending or self._log_failed or self._pending)
 
     @property
     def kept(self) -> bool:
-        """Whether the request runs on when its last reader leaves."""
+        """Whether nothing is to be ended when the last reader leaves."""
+        if self._given is not None:
+            return True
         shape = self.reply.shape
         return self._kept if shape is None else shape.keep
 
@@ -102,7 +131,7 @@ class OpenReply:
 
     def _keep(self, events: Sequence[Event], size: int) -> None:
         self._pending.extend(events)
-        self._pending_bytes += size
+        self._pending_bytes += size + EVENT_BYTES * len(events)
 
     def _written(self, events: Sequence[Event]) -> bool:
         """Write tokens at once if the reader waits for nothing else; tell whether it was done."""
@@ -150,27 +179,52 @@ class OpenReply:
                 self._waiter = None
 
     async def load(self) -> None:
-        """Read what the log holds already, before anybody waits for it."""
+        """Read what the log holds already, before anybody waits for it.
+
+        Raises BrokerAway: a log that cannot be read is not an empty one.
+        """
         await self._read_log()
+        if self._log_failed:
+            raise BrokerAway(f"the log of {self.request} cannot be read")
+
+    def came_late(self, *, now_s: float) -> None:
+        """Have the log read again in a moment: its last frame may have been told to others before
+        we listened, and stored after we read."""
+        self._heard_s = now_s - QUIET_READ_S + LATE_READ_S
+
+    def give(self, frames: Iterable[bytes]) -> None:
+        """Take the frames of an ended reply in place of its log, which is no more there."""
+        self._given = deque(frames)
+        self.deadline_s = math.inf
+        self.look_at_log()
 
     async def _read_log(self) -> None:
         self._log_due = self._behind = self._log_failed = False
+        if self._given is not None:
+            self._take_given(self._given)
+            return
         try:
             entries, more = await journal.read_page(
                 self._bus,
                 subjects.REPLIES,
                 self.log_subject,
                 after_seq=self._log_seq,
-                bytes_max=self._bytes_max,
+                bytes_max=min(self._bytes_max, PAGE_BYTES_MAX),
             )
         except (BrokerAway, BrokerRefused) as error:
-            log.info("the log of %s cannot be read now: %s", self.request, error)
+            log.debug("the log of %s cannot be read now: %s", self.request, error)
             self._log_failed = True
             return
         for entry in entries:
             self._keep(self._read(entry.data, stored_seq=entry.seq), len(entry.data))
-            self._log_seq = entry.seq
+            self._log_seq, self.heard_on = entry.seq, entry.subject
         self._behind |= more  # the rest is read once this has been: a reply may be long
+
+    def _take_given(self, frames: deque[bytes]) -> None:
+        while frames and self._pending_bytes <= self._bytes_max:
+            data = frames.popleft()
+            self._keep(self._read(data, stored_seq=None), len(data))
+        self._behind = bool(frames)
 
     def shown(self, have: int) -> Tokens:
         """Return the pieces from seq `have` on that the client has or will be given, as far as
@@ -201,6 +255,10 @@ class OpenReply:
         self._sent_s = 0.0
         self.comment_due = False
 
+    def quiet_s(self, *, now_s: float) -> float:
+        """How long nothing has been heard of the reply."""
+        return now_s - (self._heard_s or now_s)
+
     def leave(self) -> None:
         """Note that the client is gone."""
         self.left = True
@@ -213,9 +271,14 @@ class OpenReply:
             self._wake()
 
     def look_at_log(self) -> None:
-        """Have the log read: the connection to the broker was broken."""
+        """Have the log read."""
         self._log_due = True
         self._wake()
+
+    def reconnected(self) -> None:
+        """Have the log read: the connection to the broker was broken."""
+        self._hole_s = None  # what is missing has its full time from now on
+        self.look_at_log()
 
     def begun_without(self, last_seq: int) -> None:
         """Note that the reply was heard up to here before it was opened: all that is in the log, or
@@ -228,23 +291,40 @@ class OpenReply:
         self._heard_s = self._heard_s or now_s
         self._sent_s = self._sent_s or now_s
         if self._sending:
-            if now_s - self._sent_s > STALLED_S_MAX and self.writer is not None:
-                self.writer.cancel("the client does not read")
+            self._tick_stall(now_s)
             return
-        if wall_s > self.deadline_s + DEADLINE_GRACE_S:
-            self.refuse(DeadlineExceeded("The request's deadline has passed."))
+        # A worker that runs it writes the end itself; nobody does of what waits in the queue.
+        grace_s = DEADLINE_GRACE_S if self.reply.started else 0.0
+        if wall_s > self.deadline_s + grace_s:
+            self.refuse(self._too_late())
         if now_s - self._sent_s > COMMENT_S:
             self.comment_due = True
             self._wake()
         self._tick_log(now_s)
+
+    def _too_late(self) -> Refusal:
+        if self.model and not self._serves(self.model):
+            return no_workers(self.model)
+        return DeadlineExceeded("The request's deadline has passed.")
+
+    def _tick_stall(self, now_s: float) -> None:
+        """Have the writer cancelled, once, when its client has taken nothing for a while."""
+        unsent_bytes = 0 if self.connection is None else self.connection.unsent_bytes
+        if unsent_bytes < self._unsent_bytes:
+            self._sent_s = now_s  # slow, but it reads
+        self._unsent_bytes = unsent_bytes
+        if now_s - self._sent_s > STALLED_S_MAX and self.writer is not None and not self.stalled:
+            self.stalled = True
+            self.refuse(StreamInterrupted("The client did not read for long; resume the stream."))
+            self.writer.cancel("the client does not read")
 
     def _tick_log(self, now_s: float) -> None:
         if self._log_failed and self._bus.connected:
             self.look_at_log()
         if not self.reply.missing and (self.reply.started or not self._pending):
             self._hole_s = None
-            if now_s - self._heard_s > QUIET_READ_S:
-                self._heard_s = now_s
+            if now_s - max(self._heard_s, self._quiet_read_s) > QUIET_READ_S:
+                self._quiet_read_s = now_s
                 self.look_at_log()
             return
         if self._hole_s is None:

@@ -1,6 +1,7 @@
 """Where redirected clients come with their tickets. Rule: a ticket is used once, here only.
 
-A request that began but whose client did not follow its redirect within `CLAIM_S` is cancelled.
+A request that began but whose client did not follow its redirect within `CLAIM_S` is cancelled,
+unless somebody else reads it.
 """
 
 import logging
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.bus import BrokerAway, BrokerRefused, Bus
-from headrace.cancel import cancel
+from headrace.cancel import cancel_surely
 from headrace.ticket import TICKET_S, Ticket, Tickets
 from schemas.errors import Gone
 from schemas.subjects import ReplySubject
@@ -23,6 +24,7 @@ from schemas.wire import (
     decode_frame,
     span,
 )
+from streamer import readers
 
 log = logging.getLogger(__name__)
 
@@ -69,14 +71,21 @@ class Desk:
         ticket = self._tickets.read(text, now_s=now_s)
         if ticket.streamer != self._streamer:
             raise Gone("The streamer of this ticket is gone.")
-        if ticket.request in self._spent:
-            raise Gone(self._spent[ticket.request][0])
-        self._spend(ticket.request, "This ticket has been used.", now_s=now_s)
-        found = self._unclaimed.pop(ticket.request, None)
+        # There may be many tickets to attach to one request, and one that came with it.
+        use = ticket.attach or ticket.request
+        if use in self._spent:
+            raise Gone(self._spent[use][0])
+        self._spend(use, "This ticket has been used.", now_s=now_s)
+        found = None if ticket.attach else self._unclaimed.pop(ticket.request, None)
         return Claim(ticket, -1 if found is None else found.last_seq)
 
-    def _spend(self, request: str, reason: str, *, now_s: float) -> None:
-        self._spent[request] = (reason, now_s + REMEMBER_S)
+    def awaits(self, request: str) -> bool:
+        """Tell whether a request runs whose client has not come yet."""
+        found = self._unclaimed.get(request)
+        return found is not None and found.cancel_at_s < math.inf
+
+    def _spend(self, use: str, reason: str, *, now_s: float) -> None:
+        self._spent[use] = (reason, now_s + REMEMBER_S)
 
     def unexpected(self, subject: str, data: bytes, *, now_s: float) -> None:
         """Note a frame that no client waits for here."""
@@ -118,12 +127,15 @@ class Desk:
                 await self._cancel(request, found, now_s=now_s)
 
     async def _cancel(self, request: str, found: _Unclaimed, *, now_s: float) -> None:
+        tenant = ReplySubject.parse(found.subject).tenant
+        if await readers.is_attached(self._bus, tenant=tenant, request=request):
+            found.cancel_at_s = now_s + CLAIM_S  # that reader may leave before the end
+            return
         if self._unclaimed.pop(request, None) is None:
             return  # its client came while another one was cancelled
         self._spend(request, "Nobody came for this answer, so it was cancelled.", now_s=now_s)
         log.info("%s: nobody came for the answer; cancelled", request)
-        tenant = ReplySubject.parse(found.subject).tenant
         try:
-            await cancel(self._bus, tenant=tenant, request=request)
+            await cancel_surely(self._bus, tenant=tenant, request=request)
         except (BrokerAway, BrokerRefused) as error:
-            log.warning("%s could not be cancelled: %s", request, error)
+            log.info("%s is cancelled when the broker is back: %s", request, error)

@@ -1,6 +1,7 @@
 """What goes over a WebSocket. Rule: pure; a message that means nothing is a value, not a fault.
 
-A client sends `{"id", "body"}`, `{"id", "type": "cancel"}`, or first `{"type": "auth", "key"}`.
+A client sends `{"id", "body", "timeout_s"}`, `{"id", "type": "cancel"}`, or first `{"type": "auth",
+"key"}`.
 Each message to it carries the `id` with one of `chunk`, `error` or `done`, and exactly one of the
 last two ends a request. An error that belongs to no request has the id null.
 """
@@ -11,6 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from headrace.deadline import bad_timeout, is_timeout
 from schemas.errors import InvalidRequest, Refusal, refusal_of
 from streamer.chunks import Chunks
 from streamer.reply import Broken, Complete, Event, Shown
@@ -32,10 +34,11 @@ class Auth(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """A request begins."""
+    """A request begins; `timeout_s` None is the socket's."""
 
     id: str
     body: bytes
+    timeout_s: float | None = None
 
 
 class Cancel(NamedTuple):
@@ -59,6 +62,8 @@ class _Object(msgspec.Struct, frozen=True):
     type: str | None = None
     key: str | None = None
     body: msgspec.Raw = msgspec.Raw()  # empty where there is none
+    idempotency_key: msgspec.Raw = msgspec.Raw()
+    timeout_s: msgspec.Raw = msgspec.Raw()
 
 
 _decode = msgspec.json.Decoder(_Object).decode
@@ -85,10 +90,27 @@ def read(text: str) -> ClientMessage:
     if found.type is not None:
         what = "'type' is 'cancel' or 'auth'; a message that begins a request has none."
         return Unclear(name, InvalidRequest(what, param="type"))
+    if bytes(found.idempotency_key) not in (b"", b"null"):
+        what = "An idempotency key is for POSTs: on a socket a request is sent once."
+        return Unclear(name, InvalidRequest(what, param="idempotency_key"))
     body = bytes(found.body)
     if not body:
         return Unclear(name, InvalidRequest("'body' is missing: the request.", param="body"))
-    return Begin(name, body)
+    try:
+        return Begin(name, body, _timeout_s(bytes(found.timeout_s)))
+    except InvalidRequest as refusal:
+        return Unclear(name, refusal)
+
+
+def _timeout_s(raw: bytes) -> float | None:
+    """Return the seconds that a message asks for, None for none. Raises InvalidRequest."""
+    try:
+        seconds = msgspec.json.decode(raw or b"null", type=float | None)
+    except msgspec.MsgspecError:
+        raise bad_timeout("timeout_s") from None
+    if seconds is not None and not is_timeout(seconds):
+        raise bad_timeout("timeout_s")
+    return seconds
 
 
 # To the client

@@ -6,11 +6,12 @@ ASGI directly, without a framework's response class: a token costs one `send` an
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from schemas.errors import InternalError, Refusal, refusal_of
+from headrace.connection import connection_of
+from schemas.errors import InternalError, Refusal, StreamInterrupted, refusal_of
 from streamer.buffer import OpenReply
 from streamer.chunks import Chunks
 from streamer.collect import Collected
@@ -20,6 +21,10 @@ from streamer.reply import Broken, Complete, Event, Shown
 from streamer.sse import COMMENT, EventLines, error_event
 
 log = logging.getLogger(__name__)
+
+CUT: Final = StreamInterrupted("The stream was cut; resume it.")
+CUT_S: Final = 10.0
+"""How long a client that was cut may take to begin to read what it was sent last."""
 
 Scope = Any
 Receive = Any
@@ -42,12 +47,14 @@ class Relay:
         self._mailbox = mailbox
         self._reply = reply
         self._stream = stream
+        self._begun = False
         self._after = after
         self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = self._reply
         reply.writer = asyncio.current_task()
+        reply.connection = connection_of(scope)
         watcher = asyncio.create_task(_watch(receive, reply), name="disconnect")
         try:
             if self._stream:
@@ -55,9 +62,12 @@ class Relay:
             else:
                 await self._send_object(send)
         except asyncio.CancelledError:
+            # The client has not left: it does not read, or this node ends and waits no longer.
             log.warning("%s: the connection was cut", reply.request)
-            reply.left = True
-            raise
+            reply.refuse(CUT)
+            if not self._begun:
+                raise
+            await self._cut(send)
         finally:
             watcher.cancel()
             await self._mailbox.finish(reply)
@@ -65,6 +75,7 @@ class Relay:
     async def _send_events(self, send: Send) -> None:
         reply = self._reply
         await self._send_head(send, 200, "text/event-stream; charset=utf-8")
+        self._begun = True
         lines: EventLines | None = None
         while not reply.left:
             events = await reply.next()
@@ -86,6 +97,18 @@ class Relay:
                 reply.sent()
             if ended:
                 return
+
+    async def _cut(self, send: Send) -> None:
+        """Tell a client that its stream ends here, without waiting for what it has yet to read."""
+        connection = self._reply.connection
+        if (task := asyncio.current_task()) is not None:
+            task.uncancel()
+        if connection is None:
+            return
+        connection.take_all()
+        body = error_event(self._reply.refusal or CUT)  # a reply that has ended refuses no more
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+        connection.close(still_s=CUT_S)
 
     def _lines(self) -> EventLines:
         shape = self._reply.reply.shape

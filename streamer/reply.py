@@ -64,7 +64,7 @@ class Reply:
         self._resume_at: dict[int, int] = {}
         self._early: dict[int, tuple[int, Piece]] = {}
         self._terminal: tuple[int, int, Finished | Failed] | None = None
-        self._last_seq = -1
+        self._last_seqs: dict[int, int] = {}  # how far each attempt says it has come
         self._only: int | None = None  # the attempt, while a single one is known
 
     @property
@@ -76,7 +76,9 @@ class Reply:
     def missing(self) -> bool:
         """Whether something later than the next token is known: only the log can fill the hole."""
         return not self.ended and (
-            bool(self._early) or self._terminal is not None or self._last_seq >= self.next_seq
+            bool(self._early)
+            or self._terminal is not None
+            or any(last_seq >= self.next_seq for last_seq in self._last_seqs.values())
         )
 
     def take(self, frame: Frame, *, stored_seq: int | None = None) -> Sequence[Event]:
@@ -112,8 +114,9 @@ class Reply:
                 return [*shown, *self._end()]
             case Started():
                 return self._started(frame, stored_seq)
-            case Keepalive(_, last_seq) | Released(_, last_seq):
-                self._last_seq = max(self._last_seq, last_seq)
+            case Keepalive(attempt, last_seq) | Released(attempt, last_seq):
+                if not (attempt and self._fenced(attempt, last_seq)):
+                    self._last_seqs[attempt] = max(last_seq, self._last_seqs.get(attempt, -1))
                 return ()
 
     def _started(self, frame: Started, stored_seq: int | None) -> Sequence[Event]:
@@ -182,6 +185,15 @@ class Reply:
         if known is None or seq < known:
             self._resume_at[attempt] = seq
             self._only = attempt if len(self._resume_at) == 1 else None
+            if self._only is None:
+                self._forget_fenced()
+
+    def _forget_fenced(self) -> None:
+        """Wait no more for what a lower attempt said beyond the beginning of a higher one."""
+        for seq in [seq for seq, (own, _) in self._early.items() if self._fenced(own, seq)]:
+            del self._early[seq]
+        for own in [own for own, seq in self._last_seqs.items() if own and self._fenced(own, seq)]:
+            del self._last_seqs[own]
 
     def _fenced(self, attempt: int, seq: int) -> bool:
         """Whether a higher attempt owns this seq."""

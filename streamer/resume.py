@@ -1,20 +1,18 @@
 """`GET /v1/streams/{id}`: a client that lost its stream goes on at the next event, on any streamer.
 
 Rule: what it gets is equal byte for byte to what it would have got. Live while the request runs,
-a replay once it has ended, 410 after REPLIES has forgotten it.
+a replay once it has ended, 410 after REPLIES has forgotten it, or, where the answer is kept, after
+that is gone too.
 """
 
-import time
 from typing import Final
 
 from starlette.requests import Request
 
-from headrace import topology
-from headrace.bus import BrokerAway, Bus
-from headrace.peek import find
+from headrace.bus import BrokerAway, BrokerRefused, Bus
 from headrace.requests import Identify, request_id, tenant_of
-from schemas import subjects
-from schemas.errors import BrokerUnavailable, Gone, InvalidRequest, NotFound
+from schemas.errors import BrokerUnavailable, InvalidRequest
+from streamer.attach import attach
 from streamer.mailbox import Mailbox
 from streamer.relay import Relay
 
@@ -38,31 +36,13 @@ class Resume:
             raise BrokerUnavailable("The log of streams cannot be reached.")
         try:
             return await self._attach(tenant, name, after)
-        except BrokerAway as error:
+        except (BrokerAway, BrokerRefused) as error:
             raise BrokerUnavailable("The log of streams cannot be reached.") from error
 
     async def _attach(self, tenant: str, name: str, after: int) -> Relay:
-        reply = await self._mailbox.attach(tenant=tenant, request=name)
-        try:
-            await reply.load()
-            if not reply.reply.started and not await self._waits(tenant, name):
-                raise _unknown(name)
-        except BaseException:
-            await self._mailbox.detach(reply)
-            raise
+        reply = await attach(self._bus, self._mailbox, tenant=tenant, request=name)
         headers = {"x-request-id": name}
         return Relay(self._mailbox, reply, stream=True, headers=headers, after=after)
-
-    async def _waits(self, tenant: str, name: str) -> bool:
-        """Whether the request is in the queue, where it has no log yet."""
-        subject = await find(self._bus, name)
-        return subject is not None and subject.tenant == tenant
-
-
-def _unknown(name: str) -> NotFound | Gone:
-    if time.time() - subjects.made_s(name) > topology.REPLIES_MAX_AGE_S:
-        return Gone(f"The stream '{name}' is not kept any more.")
-    return NotFound(f"The stream '{name}' does not exist.")
 
 
 def _after(request: Request) -> int:

@@ -14,7 +14,12 @@ from typing import Any, Final, assert_never
 
 import msgspec
 
+from headrace.connection import Connection, connection_of
+from headrace.deadline import DEADLINE_S, timeout_s_of
+from headrace.requests import peer_of
+from schemas.admit import Caller
 from schemas.errors import (
+    DeadlineExceeded,
     Draining,
     InternalError,
     InvalidApiKey,
@@ -22,6 +27,7 @@ from schemas.errors import (
     NotFound,
     Refusal,
     RequestCancelled,
+    StreamInterrupted,
     TooManyRequests,
 )
 from schemas.subjects import new_request_id
@@ -41,7 +47,6 @@ SOCKETS_MAX: Final = 20_000
 BUFFER_BYTES_MAX: Final = 16 * 1024
 AUTH_S: Final = 10.0
 CLOSE_S: Final = 2.0
-DEADLINE_S: Final = 600.0
 CHAT_BY_PATH: Final = {"/v1/chat/completions": True, "/v1/completions": False}
 
 Receive = Callable[[], Awaitable[Any]]
@@ -90,10 +95,10 @@ class Sockets:
         if chat is None:
             await _reject(send, NotFound(f"No WebSocket is served at {scope['path'][:200]}."))
             return
-        socket = Socket(self, receive, send, chat=chat)
+        socket = Socket(self, receive, send, chat=chat, connection=connection_of(scope))
         self._open.add(socket)
         try:
-            await socket.serve(scope["headers"])
+            await socket.serve(scope["headers"], peer_of(scope))
         finally:
             self._open.discard(socket)
 
@@ -120,12 +125,22 @@ async def _reject(send: Send, refusal: Refusal) -> None:
 class Socket:
     """One client's socket, and the requests on it."""
 
-    def __init__(self, sockets: Sockets, receive: Receive, send: Send, *, chat: bool) -> None:
+    def __init__(
+        self,
+        sockets: Sockets,
+        receive: Receive,
+        send: Send,
+        *,
+        chat: bool,
+        connection: Connection | None,
+    ) -> None:
         self._sockets = sockets
         self._receive = receive
         self._send = send
         self._chat = chat
-        self._tenant = ""
+        self._connection = connection
+        self._caller = Caller("")
+        self._timeout_s = DEADLINE_S
         self._closed = False
         # By the client's id, until its last message: then the id may be used again.
         self._replies: dict[str, OpenReply] = {}
@@ -133,13 +148,15 @@ class Socket:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Future[Close] = asyncio.get_running_loop().create_future()
 
-    async def serve(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    async def serve(self, headers: Sequence[tuple[bytes, bytes]], peer: str | None) -> None:
         """Serve the socket to its end."""
-        tenant, close = None, None
+        caller, close = None, None
         try:
-            tenant = await self._sockets.admission.identify(headers)
+            caller = await self._sockets.admission.identify(headers, peer=peer)
+            timeout = dict(headers).get(b"x-request-timeout")
+            self._timeout_s = timeout_s_of(None if timeout is None else timeout.decode("latin-1"))
         except Refusal as refusal:
-            if refusal.status == 403:
+            if refusal.status in (400, 403):
                 await _reject(self._send, refusal)
                 return
             close = _close_of(refusal)
@@ -149,13 +166,13 @@ class Socket:
         elif self._sockets.draining:
             close = messages.GOING_AWAY
         if close is None:
-            close = await self._exchange(tenant)
+            close = await self._exchange(caller)
         if close is not None:
             await self._close(close)
 
-    async def _exchange(self, tenant: str | None) -> Close | None:
+    async def _exchange(self, caller: Caller | None) -> Close | None:
         """Take messages until the end, and return how to close; None when the client has left."""
-        reading = asyncio.create_task(self._read(tenant), name="websocket")
+        reading = asyncio.create_task(self._read(caller), name="websocket")
         try:
             either: list[asyncio.Future[Any]] = [reading, self._closing]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -192,22 +209,22 @@ class Socket:
 
     # What the client sends
 
-    async def _read(self, tenant: str | None) -> None:
+    async def _read(self, caller: Caller | None) -> None:
         """Take messages for ever. Raises _End."""
-        if tenant is None:
+        if caller is None:
             try:
                 async with asyncio.timeout(self._sockets.auth_s):
-                    tenant = await self._authenticate()
+                    caller = await self._authenticate()
             except TimeoutError:
                 raise _End(messages.NO_KEY) from None
             except Refusal as refusal:
                 raise _End(_close_of(refusal)) from None
-        self._tenant = tenant
+        self._caller = caller
         while True:
             await self._take(await self._next_text())
 
-    async def _authenticate(self) -> str:
-        """Return the tenant of the first message's key. Raises a Refusal or _End."""
+    async def _authenticate(self) -> Caller:
+        """Return whose key the first message shows. Raises a Refusal or _End."""
         match messages.read(await self._next_text()):
             case Auth(key) if key:
                 return await self._sockets.admission.identify_key(key)
@@ -227,8 +244,8 @@ class Socket:
         """Act on one message."""
         message = messages.read(text)
         match message:
-            case Begin(name, body):
-                await self._begin(name, body)
+            case Begin(name, body, timeout_s):
+                await self._begin(name, body, timeout_s or self._timeout_s)
             case Cancel(name):
                 if name in self._replies:
                     self._replies[name].refuse(RequestCancelled("The request was cancelled."))
@@ -243,7 +260,7 @@ class Socket:
 
     # Requests
 
-    async def _begin(self, name: str, body: bytes) -> None:
+    async def _begin(self, name: str, body: bytes, timeout_s: float) -> None:
         if name in self._replies:
             what = InvalidRequest(f"A request with id {name!r} is running.", param="id")
             await self._send_error(None, what)
@@ -252,11 +269,12 @@ class Socket:
         else:
             mailbox = self._sockets.mailbox
             reply = self._replies[name] = mailbox.open(
-                tenant=self._tenant,
+                tenant=self._caller.tenant,
                 request=new_request_id(),
-                deadline_s=time.time() + DEADLINE_S,
+                deadline_s=time.time() + timeout_s,
                 buffer_bytes_max=BUFFER_BYTES_MAX,
             )
+            reply.connection = self._connection
             task = reply.writer = asyncio.create_task(self._run(name, reply, body))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -293,20 +311,30 @@ class Socket:
                 mailbox.close(reply)
 
     def _stalled(self, reply: OpenReply) -> None:
+        """End the socket, whose client does not read: its requests may be resumed elsewhere."""
         log.warning("%s: the socket was cut", reply.request)
+        for each in self._replies.values():
+            each.refuse(StreamInterrupted("The client did not read for long; resume the stream."))
+        if self._connection is not None:
+            self._connection.take_all()  # the close frame, most of all
         self._close_soon(messages.STALLED)
 
     async def _admit(self, reply: OpenReply, body: bytes) -> None:
         if self._sockets.draining:
             raise Draining("This node is stopping.")
-        await self._sockets.admission.admit(
-            self._tenant,
-            body,
-            chat=self._chat,
-            request=reply.request,
-            streamer=self._sockets.mailbox.streamer,
-            deadline_s=reply.deadline_s,
-        )
+        try:
+            async with asyncio.timeout(max(0.0, reply.deadline_s - time.time())):
+                reply.model = await self._sockets.admission.admit(
+                    self._caller,
+                    body,
+                    chat=self._chat,
+                    request=reply.request,
+                    streamer=self._sockets.mailbox.streamer,
+                    deadline_s=reply.deadline_s,
+                )
+        except TimeoutError:
+            # Should it be admitted yet, no worker starts it: its deadline has passed.
+            raise DeadlineExceeded("The request's deadline has passed.") from None
 
     async def _relay(self, name: str, reply: OpenReply) -> bytes | None:
         """Send a reply's messages and return the last one; None when the client has left.

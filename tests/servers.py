@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -51,6 +52,11 @@ class Process:
     @property
     def alive(self) -> bool:
         return self._popen.poll() is None
+
+    @property
+    def told(self) -> bool:
+        """Whether it was told to end."""
+        return self._told
 
     def said(self) -> str:
         """Return what the process has logged."""
@@ -118,12 +124,36 @@ class NatsServer:
         except OSError:
             return False
 
+    def kill(self) -> None:
+        """End it with SIGKILL; its store stays."""
+        if self._process is not None:
+            self._process.log.write_text("")
+            self._process.kill()
+            self._process = None
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        assert self._process is not None
+        return self._process.pid
+
     def stop(self) -> None:
         """End it; its store stays."""
         if self._process is not None:
             self._process.log.write_text("")  # so that the next start's "ready" is its own
             self._process.stop()
             self._process = None
+
+
+def freeze(pid: int) -> None:
+    """Stop a process, and return once none of its threads runs any more."""
+    os.kill(pid, signal.SIGSTOP)
+
+    def stopped() -> bool:
+        stats = Path(f"/proc/{pid}/task").glob("*/stat")
+        return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+    wait_for(stopped, within_s=5, what=f"{pid} to stand still")
 
 
 def answers(url: str) -> bool:

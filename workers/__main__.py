@@ -14,13 +14,24 @@ from headrace import lifecycle, registry, topology
 from headrace.bus import BrokerAway, BrokerRefused, connection
 from headrace.lifecycle import log_to_stdout, running_tasks, settle_memory
 from headrace.node import Stopped, admin_port, broker, bus_settings
-from headrace.settings import BadSetting, EngineSettings, NodeSettings, PublishCard, command
+from headrace.settings import (
+    ORPHAN_S,
+    BadSetting,
+    EngineSettings,
+    NodeSettings,
+    OrphanS,
+    PublishCard,
+    command,
+)
 from headrace.telemetry import Readiness, Reading
+from headrace.upkeep import Upkeep
 from schemas.model import ModelCard
 from workers.engine import Engine
 from workers.engine_sim import SimulatedEngine
 from workers.engines import ModelSource, make_engine, read_source
 from workers.lease import Leases
+from workers.orphans import Orphans
+from workers.remade import attend
 from workers.worker import Worker
 
 CARD_TIMEOUT_S = 20.0
@@ -31,6 +42,7 @@ class WorkerSettings(NodeSettings, EngineSettings):
     """A worker's settings."""
 
     publish_card: PublishCard = False
+    orphan_s: OrphanS = ORPHAN_S
 
 
 def run(settings: WorkerSettings) -> None:
@@ -90,21 +102,30 @@ async def _serve(
         await topology.wait_applied(bus, stop)
         card = await registry.publish_card(bus, card, source.files)
         worker = Worker(bus, engine, card, leases, name=name)
+        orphans = Orphans(bus, worker.envelopes, patience_s=settings.orphan_s)
+        upkeep = Upkeep(bus)
+        attend(upkeep, bus, worker)
         leases.start()
 
         def readiness() -> Readiness:
             if worker.draining:
                 return Readiness("draining")
-            return Readiness("ready" if bus.connected else "starting", {"broker": bus.connected})
+            return Readiness("ready" if bus.ready else "starting", {"broker": bus.ready})
 
         async with (
-            admin_port(settings, "worker", readiness, _readings(worker, engine), _pages(engine)),
+            admin_port(
+                settings, "worker", readiness, _readings(worker, engine, orphans), _pages(engine)
+            ),
             running_tasks() as tasks,
         ):
             await worker.start()
+            tasks.start("upkeep", upkeep.forever())
             tasks.start("pump", worker.intake.pump())
+            tasks.start("consumers", worker.intake.mend())
             tasks.start("heartbeat", worker.beat_forever())
-            tasks.start("card", registry.keep_alive(bus, card))
+            tasks.start("orphans", orphans.watch())
+            tasks.start("releases", worker.releases.say_forever())
+            tasks.start("card", registry.keep_alive(bus, card, source.files))
             tasks.start("engine", worker.watch_engine())
             settle_memory()
             await stop.wait()
@@ -112,7 +133,7 @@ async def _serve(
         leases.stop()
 
 
-def _readings(worker: Worker, engine: Engine) -> list[Reading]:
+def _readings(worker: Worker, engine: Engine, orphans: Orphans) -> list[Reading]:
     return [
         Reading("requests_inflight", "Requests taken and not yet ended.", lambda: worker.held),
         Reading("requests_running", "Requests in the batch.", lambda: engine.load().running),
@@ -129,6 +150,12 @@ def _readings(worker: Worker, engine: Engine) -> list[Reading]:
             "requests_recovered",
             "Requests taken over from another attempt.",
             lambda: worker.recovered,
+            "counter",
+        ),
+        Reading(
+            "requests_orphaned",
+            "Requests cancelled because nobody read them any more.",
+            lambda: orphans.cancelled,
             "counter",
         ),
         Reading("tokens", "Tokens made.", lambda: worker.tokens, "counter"),

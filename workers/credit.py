@@ -135,6 +135,10 @@ class Credits:
         self._use(token, pull, pull.remaining)
         return pull.place
 
+    def pause(self, place: Place, *, until_s: float) -> None:
+        """Ask for nothing there before that time."""
+        self._not_before_s[place] = max(until_s, self._not_before_s.get(place, 0.0))
+
     def reset(self) -> None:
         """Forget all pulls: the broker does not know them any more."""
         self._pulls.clear()

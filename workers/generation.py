@@ -3,16 +3,19 @@ frame ends it.
 
 Every 32nd frame is a checkpoint: it asks for an acknowledgement and repeats what was not yet
 acknowledged, so one acknowledged message makes the log complete. An acknowledgement proves its own
-message only.
+message only; where none comes, the checkpoint is sent again. While the broker is away the engine
+goes on, and what it makes is kept.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
+from headrace import journal
 from headrace.bus import BrokerAway, BrokerRefused, Bus, Message, stored
+from schemas import subjects
 from schemas.life import State, step
 from schemas.wire import (
     Envelope,
@@ -24,6 +27,7 @@ from schemas.wire import (
     Started,
     Tokens,
     Usage,
+    decode_frame,
     encode_frame,
     span,
 )
@@ -34,7 +38,13 @@ log = logging.getLogger(__name__)
 CHECKPOINT_FRAMES: Final = 32
 KEEPALIVE_S: Final = 5.0
 RETRY_S: Final = 0.25
-TERMINAL_TIMEOUT_S: Final = 60.0
+CHECKPOINT_S: Final = 2.0
+"""The age of a checkpoint after which what it did not prove is sent again."""
+PATIENCE_S: Final = 60.0
+"""How long after its deadline a request's end is worth storing."""
+CLAIM_TIMEOUT_S: Final = 30.0
+"""Longer than brokers pause: a claim that is stored after all, unknown to us, counts as a death."""
+_FRAME_BYTES: Final = 4096  # what a frame holds besides its pieces, and the protocol's own lines
 _WRONG_LAST_SEQUENCE: Final = 10071
 
 
@@ -49,9 +59,12 @@ class Lost(Exception):
 class Generation:
     """A request that this worker runs."""
 
-    def __init__(self, bus: Bus, envelope: Envelope, *, worker: str, ack: str) -> None:
+    def __init__(self, bus: Bus, envelope: Envelope, *, place: str, worker: str, ack: str) -> None:
+        """`place` is the subject that the request was published under."""
         self.envelope = envelope
+        self.place = place
         self.ack = ack
+        self.first = False
         self.state = State.DELIVERED
         self.tokens = 0
         self._bus = bus
@@ -63,12 +76,15 @@ class Generation:
         self._unacked_seq = 0
         self._frames = 0
         self._checkpoint: asyncio.Future[Message] | None = None
+        self._checkpoint_s = time.monotonic()
         self._sent_s = time.monotonic()
         self._running: asyncio.Task[Finish] | None = None
         self.lost = False
         self._claimed = asyncio.Event()
         self.cancelled = asyncio.Event()
+        self._expired = False
         self._first_s: float | None = None
+        self.usage: Usage | None = None
 
     @property
     def attempt(self) -> int:
@@ -83,16 +99,39 @@ class Generation:
     async def claim(self) -> None:
         """Publish `started`: the log's sequence for it is the attempt's number.
 
-        Demands that nothing is in the log. Raises AlreadyStarted, BrokerAway, BrokerRefused.
+        Demands that nothing is in the log. Waits for a broker that is away, as long as the deadline
+        allows: the engine is at work already. Raises AlreadyStarted, BrokerAway, BrokerRefused.
         """
         first = {"Nats-Expected-Last-Subject-Sequence": "0"}
-        try:
-            await self._claim(resume_at=0, headers=first)
-        except BrokerRefused as error:
-            if error.code == _WRONG_LAST_SEQUENCE:
-                raise AlreadyStarted from None
-            raise
+        unknown = False
+        while True:
+            try:
+                await self._claim(resume_at=0, headers=first)
+                break
+            except BrokerRefused as error:
+                if error.code != _WRONG_LAST_SEQUENCE:
+                    raise
+                if not (unknown and await self._find_claim()):
+                    raise AlreadyStarted from None
+                break
+            except BrokerAway:
+                unknown = True  # it may be stored all the same
+                if self.lost or time.time() > self.envelope.deadline_s:
+                    raise
+            await asyncio.sleep(RETRY_S)
         self._go()
+
+    async def _find_claim(self) -> bool:
+        """Look whether the log holds our claim and nothing else. Raises BrokerAway and
+        BrokerRefused."""
+        entries = await journal.read(self._bus, subjects.REPLIES, self.envelope.reply)
+        if len(entries) != 1:
+            return False
+        frame = decode_frame(entries[0].data)
+        if not isinstance(frame, Started) or frame.worker != self._worker:
+            return False
+        self._attempt = entries[0].seq
+        return True
 
     async def claim_again(self) -> int:
         """Claim a request that was started before; return the attempt's number.
@@ -104,7 +143,9 @@ class Generation:
 
     async def _claim(self, *, resume_at: int | None, headers: dict[str, str] | None) -> None:
         frame = Started(0, self._worker, resume_at, self.envelope.shape)
-        ack = await self._bus.store(self.envelope.reply, encode_frame(frame), headers=headers)
+        ack = await self._bus.store(
+            self.envelope.reply, encode_frame(frame), headers=headers, timeout_s=CLAIM_TIMEOUT_S
+        )
         self._attempt = ack.seq
 
     async def resume(self, made: Sequence[Piece], *, resume_at: int) -> None:
@@ -130,14 +171,13 @@ class Generation:
 
     def begin(self, engine: Engine) -> None:
         """Start the engine's work; what it makes waits until the request is claimed."""
+        asked = self.envelope
         work = Work(
-            request=self.envelope.request,
-            prompt=self.envelope.tokens,
-            sampling=self.envelope.sampling,
-            cache_salt=self.envelope.cache_salt,
-            priority=self.envelope.priority,
-            parsing=self.envelope.parsing,
-            sim=self.envelope.sim,
+            *(asked.request, asked.tokens, asked.sampling),
+            cache_salt=asked.cache_salt,
+            priority=asked.priority,
+            parsing=asked.parsing,
+            sim=asked.sim,
             made=self._made,
         )
         self._running = asyncio.create_task(engine.generate(work, self._emit), name="generate")
@@ -158,16 +198,16 @@ class Generation:
             self.begin(engine)
         assert self._running is not None
         try:
-            async with asyncio.timeout(max(0.0, self.envelope.deadline_s - time.time())):
-                finish = await self._running
-        except TimeoutError:
-            await self._fail("deadline_exceeded", "The request's deadline has passed.")
+            finish = await self._running
         except asyncio.CancelledError:
             if self.lost:
                 raise Lost("another worker runs it") from None
             if not self.cancelled.is_set():
                 raise
-            await self._fail("request_cancelled", "The request was cancelled.")
+            if self._expired:
+                await self._fail("deadline_exceeded", "The request's deadline has passed.")
+            else:
+                await self._fail("request_cancelled", "The request was cancelled.")
         except EngineRefused as error:
             await self._fail("invalid_request", f"The engine refuses this request: {error}")
         except EngineFailed as error:
@@ -181,7 +221,7 @@ class Generation:
             timings["first_token_ms"] = (self._first_s - started_s) * 1e3
         self.state = step(self.state, State.FINISHED)
         await self._terminate(
-            Finished(
+            lambda: Finished(
                 self._attempt,
                 self._unacked_seq,
                 tuple(self._unacked),
@@ -203,6 +243,16 @@ class Generation:
         if self._running is not None:
             self._running.cancel()
 
+    def expires_in_s(self) -> float:
+        """Return the seconds until the request's deadline; below 0 once it has passed."""
+        return self.envelope.deadline_s - time.time()
+
+    def expire(self) -> None:
+        """Stop at once, or never start; the terminal frame will say that the deadline passed."""
+        if not self.cancelled.is_set():
+            self._expired = True
+            self.cancel()
+
     async def fail(self, code: str, message: str) -> None:
         """End a claimed request that does not run with an error. Raises Lost."""
         await self._fail(code, message)
@@ -211,16 +261,30 @@ class Generation:
         """Say that the attempt ends through no fault of the request. Raises BrokerAway."""
         if self._attempt:
             await self.republish()
-            frame = Released(self._attempt, self._seq - 1)
-            await self._bus.publish(self.envelope.reply, encode_frame(frame))
+            await self._bus.publish(self.envelope.reply, encode_frame(self.released()))
+
+    def released(self) -> Released:
+        """Return the frame that says so, of a claimed request."""
+        return Released(self._attempt, self._seq - 1)
 
     async def republish(self) -> None:
         """Send again what no acknowledgement covers: the connection was broken."""
-        if self._unacked:
+        if self._unacked and self._attempt:
             await self._send_checkpoint()
 
+    async def announce_again(self) -> None:
+        """Begin a log that was made anew: who is given the request shall find who runs it. Raises
+        BrokerAway and BrokerRefused."""
+        if self.state is State.GENERATING:
+            frame = Started(self._attempt, self._worker, self._unacked_seq, self.envelope.shape)
+            await self._bus.store(self.envelope.reply, encode_frame(frame))
+            await self.republish()
+
     async def keep_alive(self, *, now_s: float) -> None:
-        """Say that the attempt lives, where nothing else did for a while."""
+        """Say that the attempt lives, where nothing else did for a while; send again what was not
+        acknowledged in time."""
+        if self._unacked and self._attempt and now_s - self._checkpoint_s > CHECKPOINT_S:
+            await self._send_checkpoint()
         self._sent_s = self._sent_s or now_s
         if self.state is State.GENERATING and now_s - self._sent_s > KEEPALIVE_S:
             self._sent_s = now_s
@@ -252,15 +316,36 @@ class Generation:
         """Publish all that is not acknowledged, and ask for an acknowledgement."""
         if self._checkpoint is not None and not self._checkpoint.done():
             self._checkpoint.cancel()  # the new one covers what it covered
-        pieces = tuple(self._unacked)
-        frame = Tokens(self._attempt, self._unacked_seq, pieces)
+        self._checkpoint_s = time.monotonic()
         try:
+            await self._store_surplus()
+            pieces = tuple(self._unacked)
+            frame = Tokens(self._attempt, self._unacked_seq, pieces)
+            end = self._unacked_seq + span(pieces)
             answer = await self._bus.store_soon(self.envelope.reply, encode_frame(frame))
-        except BrokerAway:
+        except (BrokerAway, BrokerRefused):
             return
         self._checkpoint = answer
-        end = self._unacked_seq + span(pieces)
         answer.add_done_callback(lambda done: self._acked(done, end))
+
+    async def _store_surplus(self) -> None:
+        """Store the first of what is not acknowledged while all of it is too much for one message:
+        a long outage leaves more. Raises BrokerAway and BrokerRefused."""
+        if len(self._unacked) <= CHECKPOINT_FRAMES:
+            return
+        bytes_max = self._bus.payload_bytes_max - _FRAME_BYTES
+        count = len(self._unacked)
+        while True:
+            pieces = tuple(self._unacked[:count])
+            data = encode_frame(Tokens(self._attempt, self._unacked_seq, pieces))
+            if len(data) > bytes_max and count > 1:
+                count = (count + 1) // 2
+                continue
+            if count >= len(self._unacked):
+                return
+            end = self._unacked_seq + span(pieces)
+            await self._bus.store(self.envelope.reply, data)
+            self._forget_until(end)
 
     def _acked(self, answer: "asyncio.Future[Message]", end: int) -> None:
         if answer.cancelled():
@@ -268,8 +353,12 @@ class Generation:
         try:
             stored(answer)
         except (BrokerAway, BrokerRefused) as error:
-            log.info("%s: a checkpoint was not stored: %s", self.envelope.request, error)
+            log.debug("%s: a checkpoint was not stored: %s", self.envelope.request, error)
             return
+        self._forget_until(end)
+
+    def _forget_until(self, end: int) -> None:
+        """Forget the pieces before a seq: they are in the log."""
         dropped = 0
         seq = self._unacked_seq
         for piece in self._unacked:
@@ -287,23 +376,25 @@ class Generation:
         }.get(code, State.FAILED)
         self.state = step(self.state, state)
         usage = Usage(len(self.envelope.prompt) // 4, self._seq, 0)
-        pieces = tuple(self._unacked)
         await self._terminate(
-            Failed(self._attempt, self._unacked_seq, pieces, code, message, usage)
+            lambda: Failed(
+                self._attempt, self._unacked_seq, tuple(self._unacked), code, message, usage
+            )
         )
 
-    async def _terminate(self, frame: Finished | Failed) -> None:
-        """Store the terminal frame; try until it is stored or time is up (then Lost)."""
+    async def _terminate(self, frame: Callable[[], Finished | Failed]) -> None:
+        """Store the terminal frame, with what is not acknowledged when it is sent; try until it is
+        stored or nobody waits for it any more (then Lost)."""
         self.tokens = self._seq
-        data = encode_frame(frame)
-        give_up_s = time.monotonic() + TERMINAL_TIMEOUT_S
         while not self.lost:
             try:
-                await self._bus.store(self.envelope.reply, data)
+                await self._store_surplus()
+                end = frame()
+                await self._bus.store(self.envelope.reply, encode_frame(end))
+                self.usage = end.usage
                 return
             except (BrokerAway, BrokerRefused) as error:
-                if time.monotonic() > give_up_s:
+                if time.time() > self.envelope.deadline_s + PATIENCE_S:
                     raise Lost(str(error)) from error
-                log.info("%s: the end was not stored: %s", self.envelope.request, error)
             await asyncio.sleep(RETRY_S)
         raise Lost("another worker runs it")

@@ -7,6 +7,7 @@ gave the request back, or spoke after a later attempt had begun (it was frozen, 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from schemas.wire import (
     Failed,
@@ -15,10 +16,20 @@ from schemas.wire import (
     Keepalive,
     Piece,
     Released,
+    Shape,
     Started,
     Tokens,
     span,
 )
+
+
+class Fate(StrEnum):
+    """How an attempt ended: dead as long as the log does not say otherwise."""
+
+    DIED = "died"
+    ENDED = "ended"  # with the request
+    RELEASED = "released"  # given back by a worker that stopped
+    OUTLIVED = "outlived"  # frozen or cut off: it spoke after a later attempt had begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +37,17 @@ class History:
     """A request's past: its pieces from seq 0 without a hole, and how its attempts went."""
 
     pieces: tuple[Piece, ...] = ()
-    ended: bool = False
     holder: str | None = None
     deaths: int = 0
+    latest: int = 0
+    """The last attempt, 0 for none; it is the holder's."""
+    shape: Shape | None = None
+    end: Finished | Failed | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether a terminal frame is there."""
+        return self.end is not None
 
     @property
     def next_seq(self) -> int:
@@ -39,23 +58,31 @@ class History:
 def read_history(frames: Sequence[tuple[int, Frame]], *, attempt: int | None = None) -> History:
     """Return the history that frames with their sequences in the log tell.
 
-    `attempt` is the reader's own claim, which is no part of the past.
+    `attempt` is the reader's own claim: the past is what earlier attempts did.
     """
-    past = [(stored, frame) for stored, frame in frames if _attempt(stored, frame) != attempt]
+    past = [
+        (stored, frame)
+        for stored, frame in frames
+        if attempt is None or attempt_of(stored, frame) < attempt
+    ]
     begins = _begins(past)
-    holder = None
-    for _, frame in past:
-        if isinstance(frame, Started):
-            holder = frame.worker
+    holder, shape, end, latest = None, None, None, 0
+    for stored, frame in past:
+        if isinstance(frame, Started) and attempt_of(stored, frame) >= latest:
+            holder, shape, latest = frame.worker, frame.shape, attempt_of(stored, frame)
+        elif isinstance(frame, Finished | Failed) and not _is_fenced(frame, begins):
+            end = frame
     return History(
         pieces=_pieces(past, begins),
-        ended=any(_is_end(frame, begins) for _, frame in past),
         holder=holder,
-        deaths=_deaths(past),
+        deaths=list(fates(past).values()).count(Fate.DIED),
+        latest=latest,
+        shape=shape,
+        end=end,
     )
 
 
-def _attempt(stored: int, frame: Frame) -> int:
+def attempt_of(stored: int, frame: Frame) -> int:
     """Return a frame's attempt; the log numbers a claim."""
     return frame.attempt or stored
 
@@ -71,7 +98,7 @@ def _begins(frames: Iterable[tuple[int, Frame]]) -> dict[int, int]:
                 seq = frame.seq
             case _:
                 continue
-        number = _attempt(stored, frame)
+        number = attempt_of(stored, frame)
         begins[number] = min(seq, begins.get(number, seq))
     return begins
 
@@ -98,24 +125,26 @@ def _pieces(frames: Iterable[tuple[int, Frame]], begins: dict[int, int]) -> tupl
     return tuple(pieces)
 
 
-def _is_end(frame: Frame, begins: dict[int, int]) -> bool:
-    if not isinstance(frame, Finished | Failed):
-        return False
-    return not _fenced(begins, frame.attempt, frame.seq + span(frame.pieces))
+def _is_fenced(end: Finished | Failed, begins: dict[int, int]) -> bool:
+    return _fenced(begins, end.attempt, end.seq + span(end.pieces))
 
 
-def _deaths(frames: Sequence[tuple[int, Frame]]) -> int:
-    open_attempts: set[int] = set()
+def fates(frames: Iterable[tuple[int, Frame]]) -> dict[int, Fate]:
+    """Return how each attempt that began ended, by its number, in the order of their beginnings."""
+    found: dict[int, Fate] = {}
     latest = 0
     for stored, frame in frames:
-        number = _attempt(stored, frame)
+        number = attempt_of(stored, frame)
         match frame:
             case Started():
-                open_attempts.add(number)
+                found.setdefault(number, Fate.DIED)
                 latest = max(latest, number)
-            case Finished() | Failed() | Released():
-                open_attempts.discard(number)
-            case Tokens() | Keepalive():
-                if number < latest:
-                    open_attempts.discard(number)  # it lived on
-    return len(open_attempts)
+            case Finished() | Failed() if number in found:
+                found[number] = Fate.ENDED
+            case Released() if number in found:
+                found[number] = Fate.RELEASED
+            case Tokens() | Keepalive() if number < latest and found.get(number) is Fate.DIED:
+                found[number] = Fate.OUTLIVED
+            case _:
+                continue
+    return found

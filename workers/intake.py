@@ -1,11 +1,12 @@
 """Pulls requests and hears what else the broker says. Rule: we pull at our own pace.
 
 Pulls go out as plain messages, since nats-py knows no priority groups; their statuses come back by
-number. A status that names a missing consumer makes it anew.
+number. A status that casts doubt on a consumer has it looked at, and made again where it is gone.
 """
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -13,32 +14,48 @@ from typing import Final
 import msgspec
 
 from headrace import topology
+from headrace.backlog import epoch_s
 from headrace.bus import BrokerAway, BrokerRefused, Bus, Message
 from schemas import subjects
 from schemas.model import ModelCard
-from schemas.subjects import Lane, RequestSubject
+from schemas.subjects import RequestSubject
 from workers.credit import Credits, Place, Pull
 
 log = logging.getLogger(__name__)
 
 PUMP_S: Final = 0.05
-_GONE: Final = frozenset({"503", "409"})
+PAUSE_S: Final = 0.25
+"""How long nothing is asked of a consumer that did not serve: it may be gone, or electing."""
+RETRY_S: Final = 0.5
+LOOK_TIMEOUT_S: Final = 2.0
+FAILURES_MAX: Final = 8
+"""Looks in a row that bring nothing before a line says so."""
+AGAIN: Final = "Headrace-Again"
+"""A header of requests that were put into a queue made anew."""
+_NO_CONSUMER: Final = 10014
+_DELETED: Final = f"$JS.EVENT.ADVISORY.CONSUMER.DELETED.{subjects.REQUESTS}."
+_NOTHING_CAME: Final = frozenset({"404", "408"})
+_DOUBTFUL: Final = frozenset({"409", "503"})
 _NEXT: Final = f"$JS.API.CONSUMER.MSG.NEXT.{subjects.REQUESTS}."
 
 Deliver = Callable[[RequestSubject, Message], Awaitable[None]]
 
 
-def deliveries(ack: str) -> int:
-    """Return how often a message was delivered, by its ack subject; 0 if that is unknown.
+def deliveries(ack: str) -> tuple[int, float]:
+    """Return how often a message was delivered, and when it was stored (epoch, seconds).
 
-    `$JS.ACK.<stream>.<consumer>.<deliveries>.…`, or with a domain and an account before the stream
-    (NATS ADR-15).
+    Its ack subject tells: `$JS.ACK.<stream>.<consumer>.<deliveries>.<stream seq>.<consumer
+    seq>.<time>.<pending>`, or with a domain and an account before the stream (NATS ADR-15). Zeros
+    where that is unknown.
     """
     tokens = ack.split(".")
     if len(tokens) < 9:
-        return 0
-    count = tokens[4] if len(tokens) == 9 else tokens[6]
-    return int(count) if count.isdigit() else 0
+        return 0, 0.0
+    first = 4 if len(tokens) == 9 else 6
+    count, stored = tokens[first], tokens[first + 3]
+    if not (count.isdigit() and stored.isdigit()):
+        return 0, 0.0
+    return int(count), int(stored) / topology.NANOSECONDS
 
 
 class Intake:
@@ -61,11 +78,35 @@ class Intake:
         self._inbox = bus.new_inbox()
         self._due = asyncio.Event()
         self._stopped = False
+        self._sure_s: dict[Place, float] = {}
+        self._doubtful: set[Place] = set()
+        self._doubt = asyncio.Event()
+        self._said = ""
 
     async def start(self) -> None:
         """Listen for what pulls bring. Raises BrokerAway."""
         await self._bus.subscribe(f"{self._inbox}.*", self._message)
+        await self._bus.subscribe(f"{_DELETED}*", self._deleted)
         self._bus.on_reconnect(self._reconnected)
+        self.doubt()
+
+    def doubt(self) -> None:
+        """Have all consumers looked at: their stream was made anew, or the connection is new."""
+        for lane in subjects.LANES:
+            self._doubtful.update(Place(lane, each) for each in range(self._card.partitions))
+        self._sure_s.clear()
+        self._doubt.set()
+
+    def is_first(self, subject: RequestSubject, message: Message) -> bool:
+        """Tell whether a request was surely never delivered before.
+
+        A consumer that is made anew delivers all again and counts from 1, and a killed broker may
+        forget its last counts. So a count is believed for requests that are younger than our last
+        look at the consumer, which is taken again after each of these; by the broker's clock.
+        """
+        times, stored_s = deliveries(message.reply)
+        sure_s = self._sure_s.get(Place(subject.lane, subject.partition), math.inf)
+        return times == 1 and stored_s > sure_s and AGAIN not in (message.headers or {})
 
     def stop(self) -> None:
         """Pull no more; what is on its way is still handled."""
@@ -105,6 +146,7 @@ class Intake:
 
     async def _reconnected(self) -> None:
         self.credits.reset()
+        self.doubt()
         self.room_changed()
 
     async def _message(self, message: Message) -> None:
@@ -126,14 +168,71 @@ class Intake:
             return
         place = self.credits.ended(token)
         self._due.set()
-        if status in _GONE and place is not None:
+        if status in _NOTHING_CAME or place is None:
+            return
+        self.credits.pause(place, until_s=time.monotonic() + PAUSE_S)
+        if status in _DOUBTFUL:
+            self._doubt_one(place)
+        else:
             description = (message.headers or {}).get("Description", "")
-            if status == "503" or "Deleted" in description:
-                await self._make_consumer(place.lane, place.partition)
+            self._say(f"a pull was refused: {status} {description}")
 
-    async def _make_consumer(self, lane: Lane, partition: int) -> None:
-        log.warning("the consumer of partition %d is gone: made anew", partition)
+    async def _deleted(self, message: Message) -> None:
+        """Hear of a deleted consumer that we had no pull at."""
+        name = message.subject.removeprefix(_DELETED)
+        for lane in subjects.LANES:
+            for partition in range(self._card.partitions):
+                if subjects.consumer_name(lane, self._card.name, partition) == name:
+                    self._doubt_one(Place(lane, partition))
+
+    def _doubt_one(self, place: Place) -> None:
+        self._sure_s.pop(place, None)
+        self._doubtful.add(place)
+        self._doubt.set()
+
+    async def mend(self) -> None:
+        """Look at the consumers in doubt and make again those that are gone; for ever."""
+        failures = 0
+        while True:
+            await self._doubt.wait()
+            self._doubt.clear()
+            # All at once: each of those without a leader takes its whole time.
+            found = await asyncio.gather(*map(self._look_at, list(self._doubtful)))
+            if made := sum(each is True for each in found):
+                log.warning("%d consumers of %s were gone: made again", made, self._card.name)
+            faults = [each for each in found if isinstance(each, Exception)]
+            failures = failures + 1 if faults and self._bus.connected else 0
+            if failures >= FAILURES_MAX:  # an election in a cluster takes a while
+                self._say(f"consumers of {self._card.name} cannot be looked after: {faults[0]}")
+            if not faults:
+                self._said = ""
+                continue
+            await asyncio.sleep(RETRY_S)
+            self._doubt.set()
+
+    def _say(self, what: str) -> None:
+        """Log it once, not at each try."""
+        if what != self._said:
+            self._said = what
+            log.warning("%s", what)
+
+    async def _look_at(self, place: Place) -> bool | BrokerAway | BrokerRefused:
+        """Return whether a consumer had to be made, or why nothing is known of it."""
+        name = subjects.consumer_name(place.lane, self._card.name, place.partition)
+        verb = f"CONSUMER.INFO.{subjects.REQUESTS}.{name}"
+        made = False
         try:
-            await topology.apply_consumer(self._bus, lane, self._card.name, partition)
+            try:
+                found = await self._bus.api(verb, timeout_s=LOOK_TIMEOUT_S)
+            except BrokerRefused as error:
+                if error.code != _NO_CONSUMER:
+                    raise
+                model = self._card.name
+                found = await topology.apply_consumer(self._bus, place.lane, model, place.partition)
+                made = True
         except (BrokerAway, BrokerRefused) as error:
-            log.warning("partition %d has no consumer: %s", partition, error)
+            return error
+        self._sure_s[place] = epoch_s(found["ts"])
+        self._doubtful.discard(place)
+        self._due.set()
+        return made

@@ -7,7 +7,9 @@ delivery's ack subject and goes on. Silence or a no: this worker claims the requ
 after the last token of the log, or after what the streamer has shown beyond it.
 """
 
+import asyncio
 import logging
+import time
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -16,6 +18,7 @@ import msgspec
 
 from headrace import journal
 from headrace.bus import BrokerAway, Bus
+from headrace.messages import NobodyAnswers
 from schemas import subjects
 from schemas.subjects import ReplySubject
 from schemas.wire import BadFrame, Envelope, Frame, Piece, Tokens, decode_frame, span
@@ -24,6 +27,10 @@ from workers.history import History, read_history
 log = logging.getLogger(__name__)
 
 HOLDS_TIMEOUT_S: Final = 0.15
+SILENCE_S: Final = 0.6
+RECONNECT_S: Final = 2.0
+"""What a holder may take to find the broker that has just come back."""
+ASK_AGAIN_S: Final = 0.1
 SHOWN_TIMEOUT_S: Final = 0.3
 DEATHS_MAX: Final = 3
 SUSPECT_DEATHS: Final = 2
@@ -32,6 +39,7 @@ SUSPECT_DEATHS: Final = 2
 class Course(Enum):
     """What is to become of a request that was claimed again."""
 
+    ENDED = "nothing: it ended before it was claimed"
     GO_ON = "go on after what was made"
     ANEW = "begin anew: nobody has seen anything"
     LOST = "neither: it would be wrong to go on, and something was seen"
@@ -68,29 +76,43 @@ async def read_log(bus: Bus, reply: str) -> list[tuple[int, Frame]]:
     return frames
 
 
-async def is_held(bus: Bus, worker: str, *, request: str, ack: str) -> bool:
-    """Ask a worker whether it holds a request; silence is a no."""
+async def is_held(bus: Bus, worker: str, *, request: str, ack: str, heard_s: float) -> bool:
+    """Ask a worker whether it holds a request; silence is a no.
+
+    After an outage all that runs is delivered again, to whoever is back first: one that nobody
+    hears although its heartbeat was heard at `heard_s`, or before we came back ourselves, is given
+    time to reconnect.
+    """
     question = msgspec.json.encode(subjects.HoldsQuestion(request, ack))
-    try:
-        answer = await bus.request(
-            subjects.worker_holds(worker), question, timeout_s=HOLDS_TIMEOUT_S
-        )
-    except BrokerAway:
-        return False
-    return answer == b"yes"
+    subject = subjects.worker_holds(worker)
+    silent_s = time.monotonic() + SILENCE_S
+    while True:
+        try:
+            return await bus.request(subject, question, timeout_s=HOLDS_TIMEOUT_S) == b"yes"
+        except NobodyAnswers:
+            if time.monotonic() > max(bus.returned_s, heard_s) + RECONNECT_S:
+                return False
+        except BrokerAway:
+            if time.monotonic() > silent_s or not bus.connected:
+                return False
+        await asyncio.sleep(ASK_AGAIN_S)
 
 
-async def recover(bus: Bus, envelope: Envelope, *, attempt: int) -> Recovery:
-    """Find out how a request goes on that this worker has claimed as `attempt`.
+async def past_of(bus: Bus, envelope: Envelope, *, attempt: int | None = None) -> History:
+    """Read what the log says of a request, before the reader's own claim if there is one.
 
     Raises BrokerAway and BrokerRefused.
     """
-    history = read_history(await read_log(bus, envelope.reply), attempt=attempt)
-    shown = await _ask_shown(bus, envelope, have=history.next_seq)
+    return read_history(await read_log(bus, envelope.reply), attempt=attempt)
+
+
+async def recover(bus: Bus, envelope: Envelope, history: History) -> Recovery:
+    """Find out how a request goes on that this worker has claimed."""
+    shown = await ask_shown(bus, envelope, have=history.next_seq)
     return course_of(envelope, history, shown)
 
 
-async def _ask_shown(bus: Bus, envelope: Envelope, *, have: int) -> Shown | None:
+async def ask_shown(bus: Bus, envelope: Envelope, *, have: int) -> Shown | None:
     """Ask the streamer what it has shown beyond `have`; None where it does not answer."""
     reply = ReplySubject.parse(envelope.reply)
     question = msgspec.json.encode(subjects.ShownQuestion(envelope.request, have))
@@ -108,6 +130,12 @@ async def _ask_shown(bus: Bus, envelope: Envelope, *, have: int) -> Shown | None
     return Shown(frame.attempt, frame.pieces)
 
 
+async def was_seen(bus: Bus, envelope: Envelope) -> bool:
+    """Ask whether a client has seen tokens that the log does not hold any more."""
+    shown = await ask_shown(bus, envelope, have=0)
+    return shown is not None and shown.next_seq > 0
+
+
 def course_of(envelope: Envelope, history: History, shown: Shown | None) -> Recovery:
     """Decide how a request goes on; pure.
 
@@ -118,7 +146,9 @@ def course_of(envelope: Envelope, history: History, shown: Shown | None) -> Reco
     if shown is not None and shown.next_seq > history.next_seq:
         made += shown.pieces
     seen = history.next_seq if shown is None else shown.next_seq
-    if history.deaths >= DEATHS_MAX:
+    if history.ended:
+        course = Course.ENDED
+    elif history.deaths >= DEATHS_MAX:
         course = Course.DEADLY
     elif span(made) >= seen and (not made or _can_go_on(envelope, made)):
         course = Course.GO_ON

@@ -16,12 +16,15 @@ from schemas import subjects
 from schemas.life import State
 from schemas.model import ModelCard, WorkerEntry
 from schemas.subjects import HoldsQuestion, LostNotice, RequestSubject
-from schemas.wire import BadEnvelope, DeadLetter, Started, decode_envelope, encode_envelope
+from schemas.wire import BadEnvelope, Envelope, decode_envelope
+from workers.burial import bury
 from workers.cancels import Tombstones
+from workers.doubt import is_replaced, may_be_replaced
 from workers.engine import Engine, EngineDied
 from workers.generation import AlreadyStarted, Generation, Lost
-from workers.history import History, read_history
-from workers.intake import Intake, deliveries
+from workers.history import History
+from workers.intake import Intake
+from workers.keeping import conclude
 from workers.lease import Leases
 from workers.ownership import owned
 from workers.recovery import (
@@ -29,9 +32,11 @@ from workers.recovery import (
     Course,
     Recovery,
     is_held,
-    read_log,
+    past_of,
     recover,
+    was_seen,
 )
+from workers.release import Releases
 from workers.slots import Slots
 
 log = logging.getLogger(__name__)
@@ -64,6 +69,7 @@ class Worker:
         self._tombstones = Tombstones()
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = Slots(engine.slots)
+        self.releases = Releases(bus)
         self._beat_s = time.monotonic()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -82,6 +88,15 @@ class Worker:
     def held(self) -> int:
         """How many requests this worker has taken and not yet ended."""
         return len(self._held)
+
+    def envelopes(self) -> list[Envelope]:
+        """Return the requests that this worker holds."""
+        return [each.envelope for each in self._held.values() if not each.lost]
+
+    @property
+    def generations(self) -> list[Generation]:
+        """The requests that this worker holds."""
+        return list(self._held.values())
 
     async def start(self) -> None:
         """Listen to peers, cancels and questions, then begin to pull. Raises BrokerAway."""
@@ -162,8 +177,7 @@ class Worker:
     async def _deliver(self, subject: RequestSubject, message: Message) -> None:
         held = self._held.get(subject.request)
         if held is not None:
-            # Our own, delivered again after an outage: go on under the new ack subject.
-            self._adopt(held, message.reply)
+            self._adopt(held, message.reply)  # our own, delivered again after an outage
             return
         try:
             envelope = decode_envelope(message.data)
@@ -171,7 +185,10 @@ class Worker:
             log.error("%s cannot be read and is dropped: %s", subject.request, error)
             await self._bus.publish(message.reply, TERM)
             return
-        generation = Generation(self._bus, envelope, worker=self.name, ack=message.reply)
+        generation = Generation(
+            self._bus, envelope, place=message.subject, worker=self.name, ack=message.reply
+        )
+        generation.first = self.intake.is_first(subject, message)
         self._held[subject.request] = generation
         self._idle.clear()
         self._leases.hold(subject.request, message.reply)
@@ -187,6 +204,9 @@ class Worker:
         """Run one delivered request to its end; the outermost frame of its task."""
         request = generation.envelope.request
         done = False
+        deadline = asyncio.get_running_loop().call_later(
+            max(0.0, generation.expires_in_s()), generation.expire
+        )
         try:
             async with self._slots.one(unless=generation.cancelled):
                 done = await self._run_claimed(generation)
@@ -194,13 +214,19 @@ class Worker:
             self._engine_died(error)
         except (BrokerAway, BrokerRefused, Lost) as error:
             log.warning("%s is left to be delivered again: %s", request, error)
+            if generation.attempt:
+                self.releases.owe(generation.envelope.reply, generation.released())
         except Exception:
             log.exception("%s failed here; it is left to be delivered again", request)
         finally:
+            doubtful = self._leases.lapsed(request)
+            deadline.cancel()
             self._release(generation)
-        if done and not (self._stalled() and await self._is_lost(generation)):
-            with contextlib.suppress(BrokerAway):  # delivered again, it is found ended in the log
-                await self._bus.publish(generation.ack, ACK)
+        if not done or (doubtful and await may_be_replaced(self._bus, generation)):
+            return
+        with contextlib.suppress(BrokerAway):  # delivered again, it is found ended in the log
+            await conclude(self._bus, generation.envelope, generation.usage)
+            await self._bus.publish(generation.ack, ACK)
 
     def _engine_died(self, error: EngineDied) -> None:
         if not self.dead.done():
@@ -222,7 +248,9 @@ class Worker:
         """Run a request unless it has ended or is another's; return whether it has ended."""
         if self._is_cancelled(generation):
             generation.cancel()
-        if deliveries(generation.ack) == 1:
+        if generation.expires_in_s() <= 0:
+            generation.expire()  # before the engine hears of it
+        if generation.first:
             # Surely ours: the engine need not wait for the broker's word, only its tokens must.
             generation.begin(self._engine)
         try:
@@ -232,6 +260,9 @@ class Worker:
             if not isinstance(error, AlreadyStarted):
                 raise
             return await self._run_again(generation)
+        if not generation.first and await was_seen(self._bus, generation.envelope):
+            await generation.fail("worker_lost", "What was made of this request is lost.")
+            return True
         return await self._run_to_end(generation)
 
     async def _run_to_end(self, generation: Generation) -> bool:
@@ -243,11 +274,14 @@ class Worker:
     async def _run_again(self, generation: Generation) -> bool:
         """Run a request that was begun before, as `_run_claimed`."""
         envelope = generation.envelope
-        history = read_history(await read_log(self._bus, envelope.reply))
+        history = await past_of(self._bus, envelope)
         if history.ended:
             return True
         if await self._is_anothers(generation, history):
             return False
+        # Its holder may have ended it, and so hold it no more, since the log was read.
+        if (await past_of(self._bus, envelope)).ended:
+            return True
         if history.deaths < SUSPECT_DEATHS:
             return await self._take_over(generation, history)
         # It may kill this worker too: nobody else should die with it, nor claim anything meanwhile.
@@ -258,10 +292,17 @@ class Worker:
         """Claim a request that was begun before, and go on with it; as `_run_claimed`."""
         envelope = generation.envelope
         attempt = await generation.claim_again()
+        asked, history = history.latest, await past_of(self._bus, envelope, attempt=attempt)
+        overtaken = history.latest != asked and not history.ended
+        if overtaken and await self._is_anothers(generation, history):
+            self.releases.owe(envelope.reply, generation.released())
+            return False
         if history.holder is not None:
             notice = msgspec.json.encode(LostNotice(envelope.request, attempt))
             await self._bus.publish(subjects.worker_loses(history.holder), notice)
-        recovery = await recover(self._bus, envelope, attempt=attempt)
+        recovery = await recover(self._bus, envelope, history)
+        if recovery.course is Course.ENDED:
+            return True
         await generation.resume(recovery.made, resume_at=recovery.resume_at)
         self.recovered += 1
         log.info(
@@ -282,21 +323,17 @@ class Worker:
     async def _bury(self, generation: Generation, recovery: Recovery) -> None:
         """Make a dead letter of a request that has killed too often, and tell its client."""
         envelope = generation.envelope
-        letter = DeadLetter(
-            request=envelope.request,
-            tenant=envelope.tenant,
-            model=envelope.model,
-            reason=f"{recovery.deaths} workers died while they ran it",
-            died_s=time.time(),
+        reason = f"{recovery.deaths} workers died while they ran it"
+        await bury(
+            self._bus,
+            envelope,
+            place=generation.place,
+            reason=reason,
             tokens=generation.next_seq,
-            envelope=encode_envelope(envelope),
+            attempt=generation.attempt,
         )
-        await self._bus.store(
-            subjects.deadletters_of(model=envelope.model, tenant=envelope.tenant),
-            msgspec.msgpack.encode(letter),
-        )
-        log.error("%s: %s; it is a dead letter now", envelope.request, letter.reason)
-        await generation.fail("worker_lost", f"The request was given up: {letter.reason}.")
+        log.error("%s: %s; it is a dead letter now", envelope.request, reason)
+        await generation.fail("worker_lost", f"The request was given up: {reason}.")
 
     async def _is_anothers(self, generation: Generation, history: History) -> bool:
         """Ask the last holder, if that was not us, whether it holds the request still."""
@@ -304,7 +341,13 @@ class Worker:
         if holder is None or holder == self.name:
             return False
         request = generation.envelope.request
-        return await is_held(self._bus, holder, request=request, ack=generation.ack)
+        return await is_held(
+            self._bus,
+            holder,
+            request=request,
+            ack=generation.ack,
+            heard_s=self._peers.heard_s(holder),
+        )
 
     def _is_cancelled(self, generation: Generation) -> bool:
         return self._tombstones.has(generation.envelope.request, now_s=time.monotonic())
@@ -342,21 +385,12 @@ class Worker:
         """Whether this process did not run for a while: others may have taken over since."""
         return time.monotonic() - self._beat_s > STALL_S
 
-    async def _is_lost(self, generation: Generation) -> bool:
-        """Look in the log whether a later attempt has begun."""
-        try:
-            frames = await read_log(self._bus, generation.envelope.reply)
-        except (BrokerAway, BrokerRefused):
-            return False
-        return any(
-            isinstance(frame, Started) and (frame.attempt or stored) > generation.attempt
-            for stored, frame in frames
-        )
-
     async def _verify_held(self) -> None:
+        """Give up what others have taken over, as far as the log can be read."""
         for generation in list(self._held.values()):
-            if generation.attempt and await self._is_lost(generation):
-                self._lose(generation)
+            with contextlib.suppress(BrokerAway, BrokerRefused):
+                if generation.attempt and await is_replaced(self._bus, generation):
+                    self._lose(generation)
 
     async def _reconnected(self) -> None:
         await self._verify_held()

@@ -94,6 +94,15 @@ def test_a_bucket_is_a_key_value_bucket(applied: NatsServer, bucket: str) -> Non
     assert config["deny_delete"] is True
 
 
+def test_kept_answers_are_bounded_in_time_and_bytes_and_the_oldest_go_first(
+    applied: NatsServer,
+) -> None:
+    config = info(applied, "STREAM.INFO.KV_responses")["config"]
+    assert config["max_age"] == 24 * 3600 * S
+    assert config["max_bytes"] == GIB
+    assert config["discard"] == "old"
+
+
 def test_entries_of_workers_expire_with_a_marker(applied: NatsServer) -> None:
     config = info(applied, "STREAM.INFO.KV_workers")["config"]
     assert config["subject_delete_marker_ttl"] >= S

@@ -1,11 +1,13 @@
 """What a request may use."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ingress.cost import Cost, cost_of
-from schemas.errors import ContextLengthExceeded, InvalidRequest
+from schemas.errors import ContextLengthExceeded, InvalidRequest, OverPolicy
 
 
 def cost(prompt: int, asked: int | None, *, choices: int = 1, context: int = 100) -> Cost:
@@ -67,3 +69,43 @@ def test_a_cost_always_fits_the_context(prompt: int, asked: int | None, choices:
         return
     assert 1 <= found.output_tokens <= 100 - prompt
     assert found.total_tokens == prompt + choices * found.output_tokens
+
+
+def bounded(**more: Any) -> Cost:
+    known = {"prompt_tokens": 10, "asked_tokens": None, "choices": 1, "max_model_len": 100}
+    return cost_of(**(known | {"param": "messages", "output_param": None} | more))
+
+
+def test_a_tenants_bound_on_the_prompt_names_the_prompt() -> None:
+    assert bounded(input_max=10).prompt_tokens == 10
+    with pytest.raises(OverPolicy) as refused:
+        bounded(input_max=9)
+    assert (refused.value.status, refused.value.param) == (400, "messages")
+
+
+def test_an_answer_that_nobody_bounded_is_cut_to_the_tenants_bound() -> None:
+    assert bounded(output_max=50).output_tokens == 50
+    assert bounded(output_max=1000).output_tokens == 90
+    assert bounded(output_max=50, choices=3) == Cost(10, 16, 3)
+    assert bounded(asked_tokens=16, output_max=5).output_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("asked", "choices", "param"),
+    [(51, 1, "max_tokens"), (51, 2, "max_tokens"), (26, 2, "n"), (None, 51, "n")],
+)
+def test_a_bound_that_is_over_the_tenants_is_400(
+    asked: int | None, choices: int, param: str
+) -> None:
+    named = None if asked is None else "max_tokens"
+    with pytest.raises(OverPolicy) as refused:
+        bounded(asked_tokens=asked, choices=choices, output_max=50, output_param=named)
+    assert refused.value.param == param
+    assert refused.value.code == "token_limit_exceeded"
+
+
+def test_a_bound_within_the_tenants_stays() -> None:
+    assert bounded(asked_tokens=50, output_max=50, output_param="max_tokens") == Cost(10, 50, 1)
+    assert (
+        bounded(asked_tokens=25, choices=2, output_max=50, output_param="max_tokens").choices == 2
+    )

@@ -306,6 +306,24 @@ class _Accel:
             self._inner.expect(tenant=tenant, request=request, deadline_s=deadline_s, keep=keep)
         )
 
+    async def attach(
+        self,
+        *,
+        tenant: str,
+        request: str,
+        deadline_s: float,
+        stream: bool,
+        headers: Mapping[str, str],
+    ) -> Answer:
+        answer = await self._inner.attach(
+            tenant=tenant,
+            request=request,
+            deadline_s=deadline_s,
+            stream=stream,
+            headers=headers,
+        )
+        return _accelerated(answer, headers)
+
 
 class _AccelExpected:
     def __init__(self, inner: Any) -> None:
@@ -315,12 +333,17 @@ class _AccelExpected:
     def streamer(self) -> str:
         return str(self._inner.streamer)
 
-    def answer(self, *, stream: bool, headers: Mapping[str, str]) -> Answer:
-        path = self._inner.answer(stream=stream, headers=headers).headers["location"]
-        return Response(headers={"x-accel-redirect": path.removeprefix("http:/"), **headers})
+    def answer(self, *, stream: bool, headers: Mapping[str, str], lingers: bool = False) -> Answer:
+        answer = self._inner.answer(stream=stream, headers=headers, lingers=lingers)
+        return _accelerated(answer, headers)
 
     def drop(self) -> None:
         self._inner.drop()
+
+
+def _accelerated(answer: Response, headers: Mapping[str, str]) -> Response:
+    path = answer.headers["location"].removeprefix("http:/")
+    return Response(headers={"x-accel-redirect": path, **headers})
 
 
 def test_the_protocol_of_a_handoff_suffices_for_one_by_x_accel_redirect(
@@ -335,5 +358,10 @@ def test_the_protocol_of_a_handoff_suffices_for_one_by_x_accel_redirect(
         answer: Any = expected.answer(stream=True, headers={"x-request-id": "req_1"})
         assert answer.status_code == 200
         assert answer.headers["x-accel-redirect"].startswith("/a/v1/replies/")
+        request = subjects.new_request_id()
+        more: Any = await handoff.attach(
+            tenant="t", request=request, deadline_s=1.0, stream=True, headers={}
+        )
+        assert more.headers["x-accel-redirect"].startswith("/a/v1/replies/")
 
     play(scenario)

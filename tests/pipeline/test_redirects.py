@@ -227,6 +227,7 @@ def test_a_streamer_told_to_stop_waits_for_who_is_on_the_way_and_for_its_streams
     held = sent_to(system, third, chat(stream=True, sim=slow))
     os.kill(third.process.pid, signal.SIGTERM)
     wait_for(lambda: not answers(f"{third.admin_url}/readyz"), within_s=2, what="readiness 503")
+    assert answers(f"{third.admin_url}/healthz")
     text = get(held.headers["location"]).text
     assert text.endswith("data: [DONE]\n\n")
     wait_for(lambda: not third.process.alive, within_s=5, what="its end")

@@ -1,5 +1,6 @@
 """A process that is told to stop lets what it has end, and takes no more."""
 
+import asyncio
 import itertools
 import threading
 import time
@@ -8,9 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.pipeline.asking import CHAT, Streamed, chat, collect, hook, refusal, stream
-from tests.pipeline.conftest import System, worker
+from tests.pipeline.conftest import System, models_at, worker
+from tests.pipeline.resuming import Resuming
 from tests.servers import Process, answers, free_port, node, wait_for, wait_ready
 
 PIECES = [f"<{number}>" for number in range(60)]
@@ -64,6 +67,7 @@ def test_a_worker_told_to_stop_ends_what_runs_and_pulls_no_more(
             wait_for(
                 lambda: not answers(f"{third.admin_url}/readyz"), within_s=1, what="readiness 503"
             )
+            assert answers(f"{third.admin_url}/healthz")
         stopper.join()
     finally:
         third.process.stop()
@@ -157,3 +161,39 @@ def test_a_gateway_past_its_grace_ends_streams_with_an_error_that_says_so(
     assert status == [0]
     # They may be resumed, so they run on, to their end here.
     system.wait_at_rest(within_s=5)
+
+
+@pytest.mark.slow
+def test_100_streams_of_a_stopping_gateway_end_within_its_grace_or_go_on_at_another(
+    system: System, tmp_path: Path
+) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    args = ("--nats-url", system.nats_url, "--port", str(port), "--grace-s", "2")
+    process = node("gateway", *args, log=tmp_path / "g.log")
+    short, long = PIECES[:20], [f"<{number}>" for number in range(200)]
+
+    async def run() -> Resuming:
+        async with Resuming([url], [system.url]) as client, asyncio.TaskGroup() as group:
+            for number in range(100):
+                pieces = short if number % 2 else long
+                body = chat(f"one of 100: {number}", sim=hook(*pieces, itl_ms=25, ttft_ms=0))
+                group.create_task(client.exact(body, pieces))
+            await asyncio.to_thread(stop_once_all_have_begun)
+        return client
+
+    def stop_once_all_have_begun() -> None:
+        begun = "headrace_gateway_replies_opened_total 100.0"
+        wait_for(lambda: begun in httpx.get(f"{url}/metrics").text, within_s=5, what="100 streams")
+        process.terminate()
+
+    try:
+        wait_ready(process, url)
+        wait_for(lambda: "sim" in models_at(url), within_s=10, what="sim")
+        counts = asyncio.run(run()).counts
+        assert (counts.whole, process.stop()) == (100, 0)
+        assert counts.resumed >= 50
+    finally:
+        process.stop()
+    assert "Traceback" not in process.said()
+    system.wait_at_rest()

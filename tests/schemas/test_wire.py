@@ -274,3 +274,9 @@ def test_an_envelope_of_another_version_is_bad() -> None:
 def test_other_bytes_are_no_envelope(raw: bytes) -> None:
     with pytest.raises(BadEnvelope):
         decode_envelope(raw)
+
+
+def test_an_envelope_says_whether_its_answer_is_kept_and_an_older_one_is_not_kept() -> None:
+    keeping = msgspec.structs.replace(ENVELOPE, keep_answer=True)
+    assert decode_envelope(encode_envelope(keeping)) == keeping
+    assert decode_envelope(ENVELOPE_BYTES).keep_answer is False

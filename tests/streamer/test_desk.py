@@ -131,6 +131,42 @@ def test_a_request_nobody_came_for_is_cancelled_after_its_time_and_its_ticket_go
     with_bus(nats_url, scenario)
 
 
+def test_a_request_nobody_came_for_runs_on_as_long_as_somebody_else_reads_it(
+    nats_url: str,
+) -> None:
+    async def scenario(bus: Bus) -> None:
+        await topology.apply(bus)
+        at, request, mailbox = desk(bus), new_request_id(), Mailbox(bus, "other")
+        hear(at, request, STARTED)
+        reader = await mailbox.attach(tenant="default", request=request)
+        await at.tick(now_s=NOW_S + CLAIM_S + 0.1)
+        assert at.awaits(request)
+        await mailbox.detach(reader)
+        await at.tick(now_s=NOW_S + 2 * CLAIM_S)
+        assert at.awaits(request)
+        await at.tick(now_s=NOW_S + 2 * CLAIM_S + 0.2)
+        assert not at.awaits(request)
+
+    with_bus(nats_url, scenario)
+
+
+def test_tickets_to_attach_are_good_once_each_and_leave_the_first_clients_alone() -> None:
+    at = desk()
+    first = ticket("req_1")
+    more = [
+        TICKETS.sign(Ticket("s", "default", "req_1", 4e9, 4e9, True, attach=name))
+        for name in ("a", "b")
+    ]
+    hear(at, "req_1", STARTED)
+    for text in more:
+        assert at.claim(text, now_s=NOW_S).ticket.request == "req_1"
+    assert at.awaits("req_1")
+    assert at.claim(first, now_s=NOW_S).ticket.attach == ""
+    for text in (first, *more):
+        with pytest.raises(Gone, match="has been used"):
+            at.claim(text, now_s=NOW_S)
+
+
 def test_a_finished_answer_waits_for_its_client_and_is_then_forgotten() -> None:
     async def scenario() -> None:
         at = desk()  # without a broker: nothing may be cancelled
@@ -182,7 +218,7 @@ def test_an_end_that_was_heard_before_it_was_stored_reaches_a_client_that_came_b
         try:
             now_s = asyncio.get_running_loop().time()
             hear(at, request, STARTED, Tokens(1, 0, PIECES), FINISHED, now_s=now_s)
-            client, replies = _Client(), Replies(mailbox, at)
+            client, replies = _Client(), Replies(bus, mailbox, at)
             await bus.store(subject, encode_frame(STARTED))
             await bus.store(subject, encode_frame(Tokens(1, 0, PIECES)))
             far = TICKETS.sign(Ticket("s", "default", request, 4e9, 4e9, True))
@@ -204,7 +240,7 @@ def test_a_look_at_the_link_with_head_does_not_use_the_ticket_up() -> None:
         far = TICKETS.sign(Ticket("s", "default", "req_1", 4e9, 4e9, True))
         for method in ("HEAD", "POST", "OPTIONS"):
             client = _Client()
-            await client.ask(Replies(Mailbox(NO_BUS, "s"), at), far, method)
+            await client.ask(Replies(NO_BUS, Mailbox(NO_BUS, "s"), at), far, method)
             assert (client.status, client.headers[b"allow"]) == (405, b"GET")
         assert at.claim(far, now_s=NOW_S).ticket.request == "req_1"
 

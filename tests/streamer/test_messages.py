@@ -29,6 +29,10 @@ def test_what_a_client_says_is_read() -> None:
     assert read('{"id":"a","type":"cancel"}') == Cancel("a")
     assert read('{"type":"auth","key":"k"}') == Auth("k")
     assert read('{"id":"a","body":{},"more":1}') == Begin("a", b"{}")
+    assert read('{"id":"a","body":{},"idempotency_key":null}') == Begin("a", b"{}")
+    assert read('{"id":"a","body":{},"timeout_s":2}') == Begin("a", b"{}", 2.0)
+    assert read('{"id":"a","body":{},"timeout_s":840.0}') == Begin("a", b"{}", 840.0)
+    assert read('{"id":"a","body":{},"timeout_s":null}') == Begin("a", b"{}")
 
 
 @pytest.mark.parametrize(
@@ -43,6 +47,10 @@ def test_what_a_client_says_is_read() -> None:
         ('{"id":"a","type":"other"}', "a", "type"),
         ('{"id":"a"}', "a", "body"),
         ('{"type":"auth","key":5}', None, "key"),
+        ('{"id":"a","body":{},"idempotency_key":"k"}', "a", "idempotency_key"),
+        ('{"id":"a","body":{},"timeout_s":0}', "a", "timeout_s"),
+        ('{"id":"a","body":{},"timeout_s":840.5}', "a", "timeout_s"),
+        ('{"id":"a","body":{},"timeout_s":"5"}', "a", "timeout_s"),
     ],
 )
 def test_what_means_nothing_says_why_and_whose_it_is(

@@ -61,12 +61,18 @@ class Client:
 class Path:
     """A mailbox with one open reply, its relay and its client."""
 
-    def __init__(self, bus: Bus, *, stream: bool = True) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        stream: bool = True,
+        serves: Callable[[str], bool] = lambda model: True,
+    ) -> None:
         self.bus = bus
         self.request = new_request_id()
-        self.mailbox = Mailbox(bus, f"s-{self.request[-8:]}")
+        self.mailbox = Mailbox(bus, f"s-{self.request[-8:]}", serves=serves)
         self.reply: OpenReply = self.mailbox.open(
-            tenant="t", request=self.request, deadline_s=time.time() + 60
+            tenant="t", request=self.request, deadline_s=time.time() + 60, model="m"
         )
         self.client = Client()
         self.attempt = 1
@@ -237,6 +243,23 @@ def test_the_deadline_ends_a_reply_with_an_error_event(replies: str) -> None:
     relayed(replies, test)
 
 
+@pytest.mark.parametrize(("serves", "code"), [(True, "deadline_exceeded"), (False, "no_workers")])
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_nobody_began_ends_at_its_deadline_and_says_whether_anybody_could_have(
+    replies: str, serves: bool, code: str, stream: bool
+) -> None:
+    async def test(bus: Bus) -> None:
+        path = Path(bus, stream=stream, serves=lambda model: serves)
+        running = asyncio.create_task(path.run())
+        path.reply.tick(now_s=time.monotonic(), wall_s=path.reply.deadline_s - 0.01)
+        assert path.reply.refusal is None
+        path.reply.tick(now_s=time.monotonic(), wall_s=path.reply.deadline_s + 0.01)
+        await running
+        assert f'"code":"{code}"' in path.client.raw.decode()
+
+    with_bus(replies, test)
+
+
 def test_a_client_that_leaves_cancels_its_request_in_queue_and_workers(replies: str) -> None:
     async def test(path: Path) -> None:
         signals: list[str] = []
@@ -256,7 +279,7 @@ def test_a_client_that_leaves_cancels_its_request_in_queue_and_workers(replies: 
     relayed(replies, test)
 
 
-def test_a_client_that_does_not_read_for_a_minute_is_cut_and_its_request_cancelled(
+def test_a_client_that_does_not_read_for_a_minute_is_cut_and_its_request_may_be_resumed(
     replies: str,
 ) -> None:
     async def test(path: Path) -> None:
@@ -270,9 +293,39 @@ def test_a_client_that_does_not_read_for_a_minute_is_cut_and_its_request_cancell
         now_s = time.monotonic()
         for later_s in (0, 59, 61):
             path.reply.tick(now_s=now_s + later_s, wall_s=time.time())
-        with pytest.raises(asyncio.CancelledError):
-            await running
+        await running
         assert path.mailbox.open_count == 0
-        assert (await path.bus.api("STREAM.INFO.REQUESTS"))["state"]["messages"] == 0
+        assert isinstance(path.reply.refusal, StreamInterrupted)
+        assert await path.bus.purge("REQUESTS", f"requests.*.*.*.t.{path.request}") == 1
+
+    relayed(replies, test)
+
+
+class Line:
+    """A connection, as far as a tick looks at it."""
+
+    unsent_bytes = 0
+
+
+def test_a_client_that_takes_a_little_each_minute_is_not_cut(replies: str) -> None:
+    """A write that took long was a stall, however much of it was taken meanwhile."""
+
+    async def test(path: Path) -> None:
+        running = asyncio.create_task(path.run())
+        path.hear(STARTED)
+        await asyncio.sleep(0)
+        line: Any = Line()
+        path.reply.connection = line
+        path.client.reads.clear()
+        path.hear(tokens(0, 1))
+        await until(lambda: path.reply.tokens == 1)
+        now_s = time.monotonic()
+        for later_s, line.unsent_bytes in ((0, 900), (50, 800), (100, 799), (159, 799)):
+            path.reply.tick(now_s=now_s + later_s, wall_s=time.time())
+            assert not path.reply.stalled
+        path.client.reads.set()
+        path.hear(finished(1))
+        await running
+        assert path.client.events[-1].data == "[DONE]"
 
     relayed(replies, test)

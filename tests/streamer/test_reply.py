@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.wire import Failed, Finished, Frame, Keepalive, Piece, Shape, Started, Tokens, Usage
+from schemas.wire import (
+    Failed,
+    Finished,
+    Frame,
+    Keepalive,
+    Piece,
+    Released,
+    Shape,
+    Started,
+    Tokens,
+    Usage,
+)
 from streamer.reply import Broken, Complete, Event, Reply, Shown
 
 SHAPE = Shape("chat", "m", 5, False, 1, False)
@@ -131,6 +142,19 @@ def test_a_keepalive_before_the_first_token_is_no_hole() -> None:
     reply = Reply()
     feed(reply, [started(), Keepalive(A, -1)])
     assert not reply.missing
+
+
+def test_what_a_dead_attempt_said_beyond_the_next_ones_beginning_is_no_hole() -> None:
+    reply = Reply()
+    feed(reply, [started(A), tokens(A, 0, 2), Keepalive(A, 5), tokens(A, 7, 8)])
+    assert reply.missing
+    feed(reply, [started(B, resume_at=2)])
+    assert not reply.missing
+    feed(reply, [Keepalive(A, 9), Released(A, 9)])
+    assert not reply.missing
+    events = feed(reply, [tokens(B, 2, 9), finished(B, 9)])
+    assert texts(events) == "20:2 20:3 20:4 20:5 20:6 20:7 20:8 "
+    assert reply.ended
 
 
 def test_a_claim_in_the_log_is_numbered_by_it() -> None:

@@ -1,0 +1,79 @@
+"""The gate as configuration and bucket make it, and what keeps it current."""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from headrace import tenants
+from headrace.bus import Bus
+from headrace.lifecycle import Tasks
+from headrace.settings import BadSetting, ConfigFile, api_keys, guard_address
+from headrace.tenant_settings import JwtSettings
+from ingress.auth import Gate
+from ingress.certificate import Certificates
+from ingress.jwks import KeySet
+from ingress.jwt import BadKeys, Verifier, read_jwks, static_keys
+
+log = logging.getLogger(__name__)
+
+
+class Entrance:
+    """A node's gate. `open` it once the broker is there, and `start` its tasks."""
+
+    def __init__(self, config: ConfigFile, *, host: str) -> None:
+        """Read the configuration; `host` is the address that is served. Raises BadSetting."""
+        keys = api_keys(config)
+        guard_address(keys, host)
+        self._config = config
+        self._directory = tenants.Directory(keys.keys, config.tenancy)
+        self._followed: tenants.Followed | None = None
+        self._keys: KeySet | None = None
+        jwt, mtls = config.tenancy.jwt, config.tenancy.mtls
+        verifier = None if jwt is None else self._verifier(jwt)
+        self.gate = Gate(
+            directory=self._directory,
+            verifier=verifier,
+            certificates=None if mtls is None else Certificates(mtls),
+            refresh=self._refresh,
+            unknown_tenants=jwt is None or jwt.unknown_tenants == "admit",
+        )
+
+    def _verifier(self, settings: JwtSettings) -> Verifier:
+        try:
+            if settings.key is not None:
+                verifier = Verifier(settings, static_keys(settings))
+                if verifier.weak:
+                    log.warning("[jwt] key is shorter than 32 bytes: it can be guessed from tokens")
+                return verifier
+            if settings.jwks_file is not None:
+                read_jwks(Path(settings.jwks_file).read_bytes(), settings.used)
+        except (OSError, BadKeys) as error:
+            raise BadSetting(f"{self._config.path}: [jwt]: {error}") from error
+        verifier = Verifier(settings)
+        self._keys = KeySet(settings, verifier, clock=time.monotonic)
+        return verifier
+
+    async def _refresh(self) -> bool:
+        return self._keys is not None and await self._keys.refresh()
+
+    async def open(self, bus: Bus, *, on_change: Callable[[], None]) -> None:
+        """Read the bucket and write what the configuration says.
+
+        `on_change` is called when tenants or keys have changed. Raises BrokerAway, BrokerRefused.
+        """
+        if self._keys is not None:
+            await self._keys.refresh()
+        self._followed = tenants.Followed(bus, self._directory, on_change=on_change)
+        stored = await self._followed.start()
+        # The key of HEADRACE_API_KEY is this process's own, and stays out of the bucket.
+        changed = await tenants.seed(bus, stored, self._config.keys.keys, self._config.tenancy)
+        if changed:
+            log.info("%d entries of the bucket tenants follow the configuration", changed)
+
+    def start(self, tasks: Tasks) -> None:
+        """Keep the gate current for as long as the node lives."""
+        assert self._followed is not None
+        tasks.start("tenants", self._followed.follow())
+        if self._keys is not None:
+            tasks.start("signing keys", self._keys.follow())

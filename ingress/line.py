@@ -1,0 +1,133 @@
+"""What a costed request passes before it is queued: its tenant's limits, then its turn.
+
+A reservation is settled by whoever ends the request: the worker that ran it, or this node when it
+was never queued. Whatever comes of a request, its reservation is settled once or expires.
+"""
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import msgspec
+
+from headrace.bus import Bus, Message
+from headrace.settle import read_settlement
+from headrace.tenants import Directory
+from headrace.workforce import Workforce
+from ingress.admission import Order, Ticket
+from ingress.cost import Cost
+from ingress.limits import Limits
+from ingress.prediction import Predictor
+from ingress.reservations import Reservations, Standings
+from ingress.waiting import Left, WaitingRoom
+from schemas import subjects
+from schemas.tenant import Policy
+
+log = logging.getLogger(__name__)
+
+TOKEN_BYTES: Final = 4
+
+
+class Line:
+    """The line before the queue, of one ingress node; run `release_forever` as a task."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        policies: Directory,
+        workforce: Workforce,
+        *,
+        order: Order = Order.HYBRID,
+        open_when_away: bool = False,
+    ) -> None:
+        """`open_when_away`: what `Reservations` does while the accounts cannot be reached."""
+        self.reservations = Reservations(
+            bus,
+            lambda tenant: Limits.of(policies.policy(tenant)),
+            clock=time.time,
+            open_when_away=open_when_away,
+        )
+        self.room = WaitingRoom(bus, workforce.slots, clock=time.monotonic, order=order)
+        self._bus = bus
+        self._predictor = Predictor()
+
+    async def start(self) -> None:
+        """Hear what ended requests have used. Raises BrokerAway."""
+        await self._bus.subscribe(subjects.SETTLEMENTS, self._settled, queue="ingress")
+
+    async def release_forever(self) -> None:
+        """Let go who waits, as there is room."""
+        await self.room.release_forever()
+
+    @asynccontextmanager
+    async def turn(
+        self,
+        *,
+        tenant: str,
+        request: str,
+        model: str,
+        cost: Cost,
+        policy: Policy,
+        deadline_s: float,
+        left: Left | None,
+    ) -> AsyncIterator[Standings]:
+        """Reserve, wait for the turn, and hold both for a block that queues the request.
+
+        Where the block fails, all is given back. Raises what `Reservations.reserve` and
+        `WaitingRoom.enter` raise.
+        """
+        standings = await self.reservations.reserve(
+            tenant, request=request, tokens=cost.total_tokens, deadline_s=deadline_s
+        )
+        try:
+            ticket = self._ticket(tenant, request, model, cost, policy, deadline_s)
+            await self.room.enter(model, ticket, left=left)
+            try:
+                yield standings
+            finally:
+                self.room.landed(model)
+        except BaseException:
+            self.reservations.settle(tenant, request=request, tokens=None)
+            raise
+
+    def _ticket(
+        self,
+        tenant: str,
+        request: str,
+        model: str,
+        cost: Cost,
+        policy: Policy,
+        deadline_s: float,
+    ) -> Ticket:
+        now_s = time.monotonic()
+        output_tokens = self._predictor.predict(
+            tenant, model, tokens_max=cost.output_tokens * cost.choices
+        )
+        return Ticket(
+            request=request,
+            tenant=tenant,
+            priority_class=policy.priority_class,
+            weight=policy.weight,
+            cost_tokens=cost.prompt_tokens + output_tokens,
+            output_tokens=output_tokens,
+            prompt_bytes=cost.prompt_tokens * TOKEN_BYTES,
+            arrived_s=now_s,
+            give_up_s=now_s + min(self.room.patience_s, deadline_s - time.time()),
+            tenant_max=policy.queued_requests,
+        )
+
+    async def _settled(self, message: Message) -> None:
+        try:
+            settlement = read_settlement(message.data)
+        except msgspec.MsgspecError as error:
+            log.warning("a settlement that cannot be read: %s", error)
+            return
+        if settlement.completion_tokens:
+            self._predictor.learn(
+                settlement.tenant, settlement.model, tokens=settlement.completion_tokens
+            )
+        self.reservations.settle(
+            settlement.tenant, request=settlement.request, tokens=settlement.tokens
+        )

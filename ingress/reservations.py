@@ -1,0 +1,312 @@
+"""Reserves from the tenants' accounts, which all ingress nodes share. Rule: one pump per tenant.
+
+What waits for a tenant's account is decided together and written by one compare-and-set; alone it
+takes a fraction of a millisecond, and fifty writers of one key would take eighty each. A pump
+remembers the account as it last wrote it, and reads it again when another node has written, or
+before it refuses anybody.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from headrace import versioned
+from headrace.bus import BrokerAway, BrokerRefused, Bus
+from headrace.versioned import Changed, Versioned
+from ingress import limits as deciding
+from ingress.limits import Account, Exceeded, Limits, Standing
+from schemas import subjects
+from schemas.errors import BrokerUnavailable, TooManyRequests
+
+log = logging.getLogger(__name__)
+
+BATCH_MAX: Final = 512
+RETRIES_MAX: Final = 30
+PUMPS_MAX: Final = 10_000
+SETTLES_MAX: Final = 100_000
+SWEEP_S: Final = 1.0
+RETRY_S: Final = 0.25
+MARGIN_S: Final = 5.0
+"""How long an entry outlives its request's deadline: the end is settled before."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Account).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Standings:
+    """A tenant's buckets, for the `x-ratelimit-*` headers; None without such a limit."""
+
+    requests: Standing | None = None
+    tokens: Standing | None = None
+
+
+class RateLimited(TooManyRequests):
+    """A tenant's limit is used up."""
+
+    def __init__(self, exceeded: Exceeded, standings: Standings) -> None:
+        seconds = exceeded.retry_after_s
+        super().__init__(
+            _explain(exceeded),
+            retry_after_s=60 if seconds is None else int(seconds) + (seconds % 1 > 0),
+        )
+        self.standings = standings
+
+
+def _explain(exceeded: Exceeded) -> str:
+    what = {
+        "requests": "requests per minute",
+        "tokens": "tokens per minute",
+        "concurrent": "concurrent requests",
+    }[exceeded.dimension]
+    if exceeded.retry_after_s is None:
+        return f"The request is larger than your limit of {what}."
+    return f"Your limit of {what} is reached."
+
+
+_Answer = asyncio.Future[tuple[Exceeded | None, Standings]]
+
+
+@dataclass(slots=True)
+class _Ask:
+    """A reservation that waits; `answer` holds what became of it and the standings after it."""
+
+    request: str
+    tokens: int
+    expires_s: float
+    answer: _Answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Settle:
+    """A settlement that waits."""
+
+    request: str
+    tokens: int | None
+
+
+@dataclass(slots=True)
+class _Pump:
+    """What waits for one tenant's account."""
+
+    asks: list[_Ask] = field(default_factory=list)
+    settles: list[_Settle] = field(default_factory=list)
+    known: Versioned | None = None
+    swept_s: float = 0.0
+    running: bool = False
+
+
+class Reservations:
+    """The tenants' accounts, as one ingress node reserves from them.
+
+    `limits_of` tells a tenant's limits now. `open_when_away` lets requests pass unlimited while the
+    accounts cannot be reached; otherwise they are refused.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        limits_of: Callable[[str], Limits],
+        *,
+        clock: Callable[[], float],
+        open_when_away: bool = False,
+    ) -> None:
+        self.unlimited_passed = 0
+        self._bus = bus
+        self._limits_of = limits_of
+        self._clock = clock
+        self._open_when_away = open_when_away
+        self._pumps: dict[str, _Pump] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def reserve(
+        self, tenant: str, *, request: str, tokens: int, deadline_s: float
+    ) -> Standings:
+        """Reserve a request's cost until it is settled, or its deadline is well past.
+
+        Raises RateLimited, and BrokerUnavailable where the accounts cannot be reached.
+        """
+        if self._limits_of(tenant).none:
+            return Standings()
+        try:
+            exceeded, standings = await self._asked(tenant, request, tokens, deadline_s)
+        except asyncio.CancelledError:
+            self.settle(tenant, request=request, tokens=None)
+            raise
+        except (BrokerAway, BrokerRefused) as error:
+            self.settle(tenant, request=request, tokens=None)  # it may have been reserved
+            if not self._open_when_away:
+                raise BrokerUnavailable("The limits cannot be checked now.") from error
+            self.unlimited_passed += 1
+            return Standings()
+        if exceeded is not None:
+            raise RateLimited(exceeded, standings)
+        return standings
+
+    async def _asked(
+        self, tenant: str, request: str, tokens: int, deadline_s: float
+    ) -> tuple[Exceeded | None, Standings]:
+        if not self._bus.connected:
+            raise BrokerAway("not connected")
+        answer: _Answer = asyncio.get_running_loop().create_future()
+        pump = self._pump(tenant)
+        pump.asks.append(_Ask(request, tokens, deadline_s + MARGIN_S, answer))
+        self._run(tenant, pump)
+        return await answer
+
+    def settle(self, tenant: str, *, request: str, tokens: int | None) -> None:
+        """Charge what a request has used, soon; None for one that never ran. Twice is harmless."""
+        if self._limits_of(tenant).none:
+            return
+        pump = self._pump(tenant)
+        if len(pump.settles) < SETTLES_MAX:  # more expire by themselves
+            pump.settles.append(_Settle(request, tokens))
+        self._run(tenant, pump)
+
+    async def standings(self, tenant: str) -> Standings:
+        """Return a tenant's buckets now. Raises BrokerAway and BrokerRefused."""
+        limits = self._limits_of(tenant)
+        if limits.none:
+            return Standings()
+        stored = await versioned.read(self._bus, subjects.LIMITS, subjects.escape(tenant))
+        account = _account(stored)
+        deciding.advance(account, limits, now_s=self._clock())
+        return _standings(account, limits)
+
+    def _pump(self, tenant: str) -> _Pump:
+        pump = self._pumps.pop(tenant, None)
+        if pump is None:
+            pump = _Pump()
+            if len(self._pumps) >= PUMPS_MAX:
+                self._forget_oldest_idle()
+        self._pumps[tenant] = pump  # the last used stands last
+        return pump
+
+    def _forget_oldest_idle(self) -> None:
+        idle = next((name for name, pump in self._pumps.items() if not pump.running), None)
+        if idle is not None:
+            del self._pumps[idle]
+
+    def _run(self, tenant: str, pump: _Pump) -> None:
+        if not pump.running:
+            pump.running = True
+            task = asyncio.create_task(self._drain(tenant, pump), name=f"limits {tenant}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _drain(self, tenant: str, pump: _Pump) -> None:
+        """Serve all that waits; the outermost frame of a pump's task."""
+        asks: list[_Ask] = []
+        try:
+            while pump.asks or pump.settles:
+                asks, pump.asks = pump.asks[:BATCH_MAX], pump.asks[BATCH_MAX:]
+                settles, pump.settles = pump.settles[:BATCH_MAX], pump.settles[BATCH_MAX:]
+                try:
+                    await self._serve(tenant, pump, asks, settles)
+                except (BrokerAway, BrokerRefused) as error:
+                    pump.known = None
+                    log.info("the limits of a tenant cannot be reached: %s", error)
+                    _fail(asks, error)
+                    pump.settles = settles + pump.settles
+                    await asyncio.sleep(RETRY_S)
+        except Exception as error:
+            log.exception("the limits of a tenant failed here")
+            _fail([*asks, *pump.asks], BrokerAway(str(error)))
+            pump.asks = []
+        finally:
+            pump.running = False
+
+    async def _serve(
+        self, tenant: str, pump: _Pump, asks: list[_Ask], settles: list[_Settle]
+    ) -> None:
+        """Decide a batch and write what it changed. Raises BrokerAway and BrokerRefused."""
+        key = subjects.escape(tenant)
+        for _ in range(RETRIES_MAX):
+            fresh = pump.known is None
+            stored = pump.known
+            if stored is None:
+                stored = await versioned.read(self._bus, subjects.LIMITS, key)
+            account = _account(stored)
+            changed, outcomes = self._decide(tenant, pump, account, asks, settles)
+            if not fresh and any(exceeded is not None for exceeded, _ in outcomes):
+                pump.known = None  # another node may have given something back
+                continue
+            if changed:
+                data = _encode(account)
+                try:
+                    revision = await versioned.write(
+                        self._bus, subjects.LIMITS, key, data, revision=stored.revision
+                    )
+                except Changed:
+                    pump.known = None
+                    if fresh:  # another node writes as often as we do: not in step with it
+                        await asyncio.sleep(secrets.randbelow(2000) / 1e6)
+                    continue
+                stored = Versioned(revision, data)
+            pump.known = stored
+            for ask, outcome in zip(asks, outcomes, strict=True):
+                if not ask.answer.done():
+                    ask.answer.set_result(outcome)
+            return
+        raise BrokerAway(f"other nodes were faster {RETRIES_MAX} times")
+
+    def _decide(
+        self,
+        tenant: str,
+        pump: _Pump,
+        account: Account,
+        asks: list[_Ask],
+        settles: list[_Settle],
+    ) -> tuple[bool, list[tuple[Exceeded | None, Standings]]]:
+        """Apply a batch to an account; return whether it changed, and the asks' outcomes."""
+        limits, now_s = self._limits_of(tenant), self._clock()
+        deciding.advance(account, limits, now_s=now_s)
+        changed = False
+        if now_s - pump.swept_s > SWEEP_S:
+            pump.swept_s = now_s
+            changed = deciding.forget_expired(account, now_s=now_s)
+        for settle in settles:
+            changed |= deciding.settle(account, request=settle.request, tokens=settle.tokens)
+        outcomes: list[tuple[Exceeded | None, Standings]] = []
+        for ask in asks:
+            if ask.answer.cancelled():  # and its settlement may have come before it
+                outcomes.append((None, Standings()))
+                continue
+            exceeded = deciding.reserve(
+                account,
+                limits,
+                request=ask.request,
+                tokens=ask.tokens,
+                expires_s=ask.expires_s,
+            )
+            changed |= exceeded is None
+            outcomes.append((exceeded, _standings(account, limits)))
+        return changed, outcomes
+
+
+def _account(stored: Versioned) -> Account:
+    if stored.data is None:
+        return Account()
+    try:
+        return _decode(stored.data)
+    except msgspec.MsgspecError:
+        log.exception("an account that cannot be read begins anew")
+        return Account()
+
+
+def _standings(account: Account, limits: Limits) -> Standings:
+    return Standings(
+        deciding.standing_of_requests(account, limits),
+        deciding.standing_of_tokens(account, limits),
+    )
+
+
+def _fail(asks: list[_Ask], error: Exception) -> None:
+    for ask in asks:
+        if not ask.answer.done():
+            ask.answer.set_exception(error)

@@ -1,0 +1,244 @@
+"""Where requests wait while the queue behind is long enough. Rule: late decisions are fair ones.
+
+What stands in JetStream is in order already; what waits here can still be ordered. So requests pass
+straight on while REQUESTS holds less than the watermark of their model: twice the slots of its
+live workers, since as many may run as wait (10,000 without a worker). Above it they wait in a fair
+queue and are let go as the broker's count falls. The count is the broker's own, read more often
+near the watermark; what this node let go since is added. Other nodes' requests show with the next
+reading, so the watermark holds but for what they let go in between.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from headrace.bus import BrokerAway, BrokerRefused, Bus
+from headrace.workforce import no_workers
+from ingress.admission import Bounds, DrainRate, FairQueue, Full, Order, Ticket
+from schemas import subjects
+from schemas.errors import (
+    BrokerUnavailable,
+    DeadlineExceeded,
+    Draining,
+    QueueFull,
+    QueueTimeout,
+    Refusal,
+    RequestCancelled,
+    TooManyRequests,
+)
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S: Final = 30.0
+"""How long a request waits here at most."""
+WATERMARK_WITHOUT_WORKERS: Final = 10_000
+READ_S: Final = 0.01
+READ_QUIET_S: Final = 1.0
+READ_SHARE: Final = 20
+"""A reading that takes long is made more seldom: at most this part of the time is spent on it."""
+_NO_SUBJECTS: Final = 1_000_000_000  # an offset behind all of them: the total alone is sent
+
+Left = Callable[[], Awaitable[None]]
+"""Returns once the client has left."""
+
+
+@dataclass(slots=True)
+class _Gate:
+    """One model's queue, and what stands behind it."""
+
+    queue: FairQueue
+    rate: DrainRate = field(default_factory=DrainRate)
+    waiting: dict[str, "asyncio.Future[None]"] = field(default_factory=dict)
+    counted: int = 0
+    let_go: int = 0
+    landed: int = 0
+    landed_before_count: int = 0
+
+    @property
+    def behind(self) -> int:
+        """How many requests stand in REQUESTS or are on their way there, at most."""
+        return self.counted + self.let_go - self.landed_before_count
+
+    @property
+    def quiet(self) -> bool:
+        """Whether there is nothing to be read or released."""
+        return not self.queue.depth and not self.behind
+
+
+class WaitingRoom:
+    """The fair queues of one ingress node; run `release_forever` as a task."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        slots_of: Callable[[str], int],
+        *,
+        clock: Callable[[], float],
+        order: Order = Order.HYBRID,
+        bounds: Bounds | None = None,
+        patience_s: float = PATIENCE_S,
+        watermark_idle: int = WATERMARK_WITHOUT_WORKERS,
+    ) -> None:
+        """`slots_of` tells how many requests a model's live workers run at once; 0 for none, and
+        then `watermark_idle` holds."""
+        self.patience_s = patience_s
+        self._bus = bus
+        self._slots_of = slots_of
+        self._clock = clock
+        self._order = order
+        self._bounds = bounds
+        self._gates: dict[str, _Gate] = {}
+        self._watermark_idle = watermark_idle
+        self._look = asyncio.Event()
+        self._draining = False
+
+    @property
+    def depth(self) -> int:
+        """How many requests wait here."""
+        return sum(gate.queue.depth for gate in self._gates.values())
+
+    @property
+    def prompt_bytes(self) -> int:
+        """How many bytes their prompts take."""
+        return sum(gate.queue.prompt_bytes for gate in self._gates.values())
+
+    async def enter(self, model: str, ticket: Ticket, *, left: Left | None = None) -> None:
+        """Return when the request may be published; `landed` must follow, whatever comes of it.
+
+        Raises TooManyRequests for the tenant's own bound, QueueFull, QueueTimeout, NoWorkers,
+        DeadlineExceeded, Draining, BrokerUnavailable, and RequestCancelled when its client left.
+        """
+        gate = self._gates.get(model)
+        if gate is None:
+            queue = FairQueue(order=self._order, bounds=self._bounds)
+            gate = self._gates[model] = _Gate(queue)
+        watermark = self._watermark(model)
+        if not gate.queue.depth and gate.behind < watermark:
+            gate.let_go += 1
+            if gate.behind * 2 > watermark:
+                self._look.set()
+            return
+        await self._wait(model, gate, ticket, left)
+
+    def landed(self, model: str) -> None:
+        """Note that a request let go is in REQUESTS, or will never be."""
+        self._gates[model].landed += 1
+
+    def drain(self) -> None:
+        """Let nobody wait any more: the node stops."""
+        self._draining = True
+        for gate in self._gates.values():
+            for request in list(gate.waiting):
+                self._refuse(gate, request, Draining("This node is stopping."))
+
+    async def release_forever(self) -> None:
+        """Read what stands behind, let go what there is room for, refuse who waits too long."""
+        loop = asyncio.get_running_loop()
+        while True:
+            started_s = loop.time()
+            for model, gate in list(self._gates.items()):
+                if not gate.quiet:
+                    await self._count(model, gate)
+                    self._release(model, gate)
+                    self._expire(model, gate)
+            took_s = loop.time() - started_s
+            await asyncio.sleep(max(READ_S, took_s * READ_SHARE))
+            if self.depth:
+                continue
+            self._look.clear()
+            try:
+                async with asyncio.timeout(READ_QUIET_S):
+                    await self._look.wait()
+            except TimeoutError:
+                continue
+
+    async def _wait(self, model: str, gate: _Gate, ticket: Ticket, left: Left | None) -> None:
+        if self._draining:
+            raise Draining("This node is stopping.")
+        full = gate.queue.offer(ticket)
+        if full is not None:
+            raise self._full(gate, full)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        gate.waiting[ticket.request] = turn
+        self._look.set()
+        leaving = None if left is None else asyncio.ensure_future(left())
+        try:
+            await asyncio.wait(
+                {turn} if leaving is None else {turn, leaving},
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if not turn.done():
+                raise RequestCancelled("The client left while its request waited.")
+            turn.result()
+        except asyncio.CancelledError:
+            if turn.done() and turn.exception() is None:
+                gate.landed += 1  # let go in the very moment in which its client was
+            raise
+        finally:
+            if leaving is not None:
+                leaving.cancel()
+            gate.waiting.pop(ticket.request, None)
+            gate.queue.withdraw(ticket.request)
+
+    def _watermark(self, model: str) -> int:
+        return 2 * self._slots_of(model) or self._watermark_idle
+
+    async def _count(self, model: str, gate: _Gate) -> None:
+        landed = gate.landed
+        query = {"subjects_filter": subjects.requests_of(model=model), "offset": _NO_SUBJECTS}
+        try:
+            info = await self._bus.api(f"STREAM.INFO.{subjects.REQUESTS}", query)
+        except (BrokerAway, BrokerRefused) as error:
+            log.debug("the queue cannot be counted: %s", error)
+            return
+        gate.counted = info.get("total", 0)
+        gate.landed_before_count = landed
+
+    def _release(self, model: str, gate: _Gate) -> None:
+        watermark = self._watermark(model)
+        now_s = self._clock()
+        while gate.behind < watermark:
+            ticket = gate.queue.next()
+            if ticket is None:
+                return
+            turn = gate.waiting.pop(ticket.request)
+            if turn.done():
+                continue
+            turn.set_result(None)
+            gate.let_go += 1
+            gate.rate.left(now_s=now_s)
+
+    def _expire(self, model: str, gate: _Gate) -> None:
+        for ticket in gate.queue.expire(now_s=self._clock()):
+            self._refuse(gate, ticket.request, self._too_late(model, gate, ticket))
+
+    def _refuse(self, gate: _Gate, request: str, refusal: Refusal) -> None:
+        turn = gate.waiting.pop(request, None)
+        if turn is not None and not turn.done():
+            turn.set_exception(refusal)
+
+    def _too_late(self, model: str, gate: _Gate, ticket: Ticket) -> Refusal:
+        waited_s = ticket.give_up_s - ticket.arrived_s
+        if not self._bus.connected:
+            return BrokerUnavailable("The queue cannot be reached.")
+        if not self._slots_of(model):
+            return no_workers(model)
+        if waited_s < self.patience_s:
+            return DeadlineExceeded("The request's deadline has passed while it waited.")
+        return QueueTimeout(
+            f"The request waited {waited_s:.0f} s for its turn.",
+            retry_after_s=self._retry_after_s(gate),
+        )
+
+    def _full(self, gate: _Gate, full: Full) -> Refusal:
+        retry_after_s = self._retry_after_s(gate)
+        if full is Full.TENANT:
+            return TooManyRequests(
+                "Your limit of waiting requests is reached.", retry_after_s=retry_after_s
+            )
+        return QueueFull("The queue is full; try again later.", retry_after_s=retry_after_s)
+
+    def _retry_after_s(self, gate: _Gate) -> int:
+        return gate.rate.wait_s(gate.queue.depth, now_s=self._clock())

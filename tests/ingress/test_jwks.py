@@ -1,0 +1,170 @@
+"""Signing keys that rotate: a file and a URL, read again when that may help."""
+
+import asyncio
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.tenant_settings import JwtSettings
+from ingress import jwks
+from ingress.auth import Caller, Gate
+from ingress.jwks import KeySet
+from ingress.jwt import Verifier
+from schemas.errors import InvalidApiKey
+from tests.signing import EC_KEY, RSA_KEY, jwk, signed
+from tests.waiting import until
+
+CLAIMS = {"tenant": "acme", "exp": int(time.time()) + 3600}
+OLD = signed(CLAIMS, RSA_KEY, "RS256", kid="old")
+NEW = signed(CLAIMS, EC_KEY, "ES256", kid="new")
+OLD_SET = {"keys": [jwk(RSA_KEY, "old")]}
+NEW_SET = {"keys": [jwk(EC_KEY, "new")]}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Rig:
+    """A gate whose tokens are verified by a key set."""
+
+    def __init__(self, settings: JwtSettings) -> None:
+        self.clock = Clock()
+        self.verifier = Verifier(settings)
+        self.keys = KeySet(settings, self.verifier, clock=self.clock)
+        known = [("x", hashlib.sha256(b"k").hexdigest())]
+        self.gate = Gate(known, verifier=self.verifier, refresh=self.keys.refresh)
+
+    async def believes(self, token: bytes) -> bool:
+        try:
+            headers = [(b"authorization", b"Bearer " + token)]
+            return await self.gate.recognise(headers) == Caller("acme")
+        except InvalidApiKey:
+            return False
+
+
+def test_a_file_that_changes_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jwks, "FILE_S", 0.01)
+    file = tmp_path / "keys.json"
+    file.write_text(json.dumps(OLD_SET))
+
+    async def run() -> None:
+        rig = Rig(JwtSettings(jwks_file=str(file)))
+        await rig.keys.refresh()
+        assert await rig.believes(OLD)
+        assert not await rig.believes(NEW)
+        following = asyncio.create_task(rig.keys.follow())
+        file.write_text(json.dumps(NEW_SET))
+        await until(lambda: rig.believes(NEW))
+        assert not await rig.believes(OLD)
+        file.write_text("{")  # half written: the last good set stays
+        await asyncio.to_thread(file.unlink)
+        assert await rig.believes(NEW)
+        following.cancel()
+
+    asyncio.run(run())
+
+
+class Provider:
+    """An identity provider's page of keys."""
+
+    def __init__(self) -> None:
+        self.content: Any = OLD_SET
+        self.redirect_to: str | None = None
+        self.asked = 0
+        self.url = ""
+
+
+@contextmanager
+def provider() -> Iterator[Provider]:
+    page = Provider()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            page.asked += 1
+            content = json.dumps(page.content).encode()
+            self.send_response(302 if page.redirect_to else 200)
+            if page.redirect_to:
+                self.send_header("Location", page.redirect_to)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    page.url = f"http://127.0.0.1:{server.server_address[1]}/keys"
+    try:
+        yield page
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_token_of_a_new_key_is_believed_at_once() -> None:
+    async def run(page: Provider) -> None:
+        rig = Rig(JwtSettings(jwks_url=page.url))
+        await rig.keys.refresh()
+        assert await rig.believes(OLD)
+        page.content = {"keys": OLD_SET["keys"] + NEW_SET["keys"]}
+        rig.clock.now_s += jwks.RETRY_S
+        assert await rig.believes(NEW)
+        assert await rig.believes(OLD)
+        assert page.asked == 2
+
+    with provider() as page:
+        asyncio.run(run(page))
+
+
+def test_tokens_of_unknown_keys_do_not_ask_the_provider_each_time() -> None:
+    async def run(page: Provider) -> None:
+        rig = Rig(JwtSettings(jwks_url=page.url))
+        await rig.keys.refresh()
+        rig.clock.now_s += jwks.RETRY_S
+        believed = await asyncio.gather(*(rig.believes(NEW) for _ in range(50)))
+        assert not any(believed)
+        assert page.asked == 2
+
+    with provider() as page:
+        asyncio.run(run(page))
+
+
+def test_a_token_of_a_known_key_asks_nobody() -> None:
+    async def run(page: Provider) -> None:
+        rig = Rig(JwtSettings(jwks_url=page.url))
+        await rig.keys.refresh()
+        rig.clock.now_s += 1000
+        assert await rig.believes(OLD)
+        assert not await rig.believes(OLD[:-8])
+        assert page.asked == 1
+
+    with provider() as page:
+        asyncio.run(run(page))
+
+
+def test_a_provider_cannot_send_us_elsewhere() -> None:
+    async def run(page: Provider, other: Provider) -> None:
+        page.redirect_to = other.url
+        rig = Rig(JwtSettings(jwks_url=page.url))
+        assert not await rig.keys.refresh()
+        assert not await rig.believes(OLD)
+        assert other.asked == 0
+
+    with provider() as page, provider() as other:
+        asyncio.run(run(page, other))

@@ -1,0 +1,168 @@
+"""Accounts that several nodes share: the sum keeps the limit, and what is away is told."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import pytest
+
+from headrace import topology, versioned
+from headrace.bus import Bus, BusSettings, connection
+from ingress.limits import Limits, Standing
+from ingress.reservations import RateLimited, Reservations, Standings
+from schemas import subjects
+from schemas.errors import BrokerUnavailable
+from schemas.subjects import new_request_id
+from tests.broker import with_bus
+from tests.servers import NatsServer
+from tests.waiting import until
+
+
+def _of(rules: Limits) -> Callable[[str], Limits]:
+    return lambda tenant: rules
+
+
+async def _ask(node: Reservations, tenant: str, *, tokens: int = 10) -> str | None:
+    """Reserve; return the request's id, None if it was refused."""
+    request = new_request_id()
+    try:
+        await node.reserve(tenant, request=request, tokens=tokens, deadline_s=time.time() + 60)
+    except RateLimited:
+        return None
+    return request
+
+
+async def _account(bus: Bus, tenant: str) -> bytes | None:
+    return (await versioned.read(bus, subjects.LIMITS, tenant)).data
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize(
+    "rules",
+    [Limits(requests_per_minute=5), Limits(tokens_per_minute=50), Limits(concurrent_requests=5)],
+)
+def test_of_fifty_at_once_exactly_five_fit(nats_url: str, nodes: int, rules: Limits) -> None:
+    async def run() -> None:
+        settings = BusSettings(nats_url)
+        async with (
+            connection(settings, name="a") as a,
+            connection(settings, name="b") as b,
+            connection(settings, name="c") as c,
+        ):
+            await topology.apply(a)
+            tenant = f"fifty-{nodes}-{rules}".translate({ord(sign): "_" for sign in " (),="})
+            pool = [
+                Reservations(bus, _of(rules), clock=lambda: 1000.0) for bus in (a, b, c)[:nodes]
+            ]
+            asks = [_ask(pool[n % nodes], tenant) for n in range(50)]
+            outcomes = await asyncio.gather(*asks)
+            assert sum(outcome is not None for outcome in outcomes) == 5
+
+    asyncio.run(run())
+
+
+def test_a_hundred_refused_leave_the_account_as_it_was(nats_url: str) -> None:
+    async def run(bus: Bus) -> None:
+        await topology.apply(bus)
+        node = Reservations(bus, _of(Limits(tokens_per_minute=50)), clock=lambda: 1000.0)
+        assert await _ask(node, "hundred", tokens=45) is not None
+        before = await versioned.read(bus, subjects.LIMITS, "hundred")
+        outcomes = await asyncio.gather(*[_ask(node, "hundred") for _ in range(100)])
+        assert outcomes == [None] * 100
+        assert await versioned.read(bus, subjects.LIMITS, "hundred") == before
+
+    with_bus(nats_url, run)
+
+
+def test_what_one_node_reserves_another_settles(nats_url: str) -> None:
+    async def run(bus: Bus) -> None:
+        await topology.apply(bus)
+        rules = Limits(requests_per_minute=9, tokens_per_minute=100)
+        first = Reservations(bus, _of(rules), clock=lambda: 1000.0)
+        second = Reservations(bus, _of(rules), clock=lambda: 1000.0)
+        request = await _ask(first, "shared", tokens=100)
+        assert request is not None
+        assert await _ask(first, "shared", tokens=1) is None
+        for _ in range(2):
+            second.settle("shared", request=request, tokens=40)
+
+        async def given_back() -> bool:
+            return (await second.standings("shared")).tokens == Standing(100, 60, 24.0)
+
+        await until(given_back)
+        assert await _ask(first, "shared", tokens=60) is not None
+        assert await second.standings("shared") == Standings(
+            Standing(9, 7, pytest.approx(2 / 9 * 60)), Standing(100, 0, 60.0)
+        )
+
+    with_bus(nats_url, run)
+
+
+def test_a_settlement_keeps_what_others_use(nats_url: str) -> None:
+    async def run(bus: Bus) -> None:
+        await topology.apply(bus)
+        rules = Limits(tokens_per_minute=100)
+        node = Reservations(bus, _of(rules), clock=lambda: 1000.0)
+        one, other = [await _ask(node, "both", tokens=50) for _ in range(2)]
+        assert one is not None
+        assert other is not None
+        fresh = Reservations(bus, _of(rules), clock=lambda: 1000.0)
+        fresh.settle("both", request=one, tokens=0)
+
+        async def half_is_back() -> bool:
+            return (await fresh.standings("both")).tokens == Standing(100, 50, 30.0)
+
+        await until(half_is_back)
+
+    with_bus(nats_url, run)
+
+
+def test_who_leaves_while_waiting_has_reserved_nothing(nats_url: str) -> None:
+    async def run(bus: Bus) -> None:
+        await topology.apply(bus)
+        node = Reservations(bus, _of(Limits(concurrent_requests=1)), clock=lambda: 1000.0)
+        waiting = asyncio.create_task(_ask(node, "leaver"))
+        await asyncio.sleep(0)  # it has asked, and nothing is decided
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+        async def fits() -> bool:
+            return await _ask(node, "leaver") is not None
+
+        await until(fits)
+
+    with_bus(nats_url, run)
+
+
+def test_a_tenant_without_limits_touches_no_account(nats_url: str) -> None:
+    async def run(bus: Bus) -> None:
+        await topology.apply(bus)
+        node = Reservations(bus, _of(Limits()), clock=lambda: 1000.0)
+        assert await _ask(node, "free") is not None
+        assert await _account(bus, "free") is None
+
+    with_bus(nats_url, run)
+
+
+@pytest.mark.parametrize("open_when_away", [False, True])
+def test_without_broker_the_configured_choice_is_taken(
+    own_nats: NatsServer, open_when_away: bool
+) -> None:
+    async def run(bus: Bus) -> None:
+        await topology.apply(bus)
+        rules = Limits(requests_per_minute=5)
+        node = Reservations(bus, _of(rules), clock=lambda: 1000.0, open_when_away=open_when_away)
+        own_nats.stop()
+
+        async def away() -> bool:
+            return not bus.connected
+
+        await until(away)
+        if open_when_away:
+            assert await _ask(node, "away") is not None
+            assert node.unlimited_passed == 1
+        else:
+            with pytest.raises(BrokerUnavailable):
+                await _ask(node, "away")
+
+    with_bus(own_nats.url, run)

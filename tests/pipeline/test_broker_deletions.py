@@ -1,0 +1,185 @@
+"""A consumer, stream, bucket or file deleted under a running system is made again by itself."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from schemas import subjects
+from tests.broker import with_bus
+from tests.pipeline.asking import CHAT, chat, collect, hook
+from tests.pipeline.conftest import Mode, front
+from tests.pipeline.faulty import Faulty, River, river, running, whole
+from tests.servers import NatsServer, wait_for, wait_ready
+
+PIECES = [f"{number} " for number in range(100)]
+STREAMS = 12
+STREAM_NAMES = [
+    *("REQUESTS", "REPLIES", "DEADLETTERS", "OBJ_blobs"),
+    *("KV_workers", "KV_streamers", "KV_models", "KV_secrets", "KV_responses"),
+    *("KV_limits", "KV_tenants"),
+]
+
+
+@pytest.fixture(scope="module")
+def nats(mode: Mode, tmp_path_factory: pytest.TempPathFactory) -> NatsServer:
+    return NatsServer(tmp_path_factory.mktemp("deletions"))
+
+
+@pytest.fixture(scope="module")
+def faulty(
+    mode: Mode, nats: NatsServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Faulty]:
+    args = ("--engine-args", '{"max_num_seqs": 16}')
+    with running(nats, mode, tmp_path_factory.mktemp("deletions"), *args) as found:
+        yield found
+
+
+def _names(faulty: Faulty) -> set[str]:
+    return set(faulty.api("STREAM.NAMES")["streams"])
+
+
+def _consumers(faulty: Faulty) -> list[str]:
+    found = faulty.api("CONSUMER.NAMES.REQUESTS")
+    return sorted(found["consumers"] or [])
+
+
+def _says(faulty: Faulty, text: str) -> str:
+    with faulty.client() as client:
+        found = collect(client, chat(text, sim=hook(text)))
+    return str(found["choices"][0]["message"]["content"])
+
+
+def _deleted(faulty: Faulty, stream: str) -> None:
+    created = faulty.api(f"STREAM.INFO.{stream}")["created"]
+    faulty.api(f"STREAM.DELETE.{stream}")
+
+    def made_again() -> bool:
+        if stream not in _names(faulty):
+            return False
+        return bool(faulty.api(f"STREAM.INFO.{stream}")["created"] != created)
+
+    wait_for(made_again, within_s=5, what=f"{stream} made again")
+
+
+def test_consumers_deleted_while_idle_are_made_again(faulty: Faulty) -> None:
+    before = _consumers(faulty)
+    assert len(before) == 64
+    for name in before:
+        faulty.api(f"CONSUMER.DELETE.REQUESTS.{name}")
+    wait_for(lambda: _consumers(faulty) == before, within_s=5, what="all consumers")
+    assert [_says(faulty, f"{n}") for n in range(20)] == [f"{n}" for n in range(20)]
+
+
+async def _rivers(faulty: Faulty, *deleted: str) -> list[River]:
+    """Read streams while something is deleted by a JetStream call."""
+    begun = asyncio.Semaphore(0)
+    async with faulty.async_client() as client:
+        tasks = [
+            asyncio.create_task(river(client, f"river {n}", PIECES, itl_ms=25, begun=begun))
+            for n in range(STREAMS)
+        ]
+        for _ in range(STREAMS):
+            await begun.acquire()
+        for verb in deleted:
+            await asyncio.to_thread(faulty.api, verb)
+        return await asyncio.gather(*tasks)
+
+
+def _assert_whole_and_started_once(faulty: Faulty, rivers: list[River]) -> None:
+    assert [each.error for each in rivers] == [None] * STREAMS
+    assert [each.seen for each in rivers] == [whole(PIECES)] * STREAMS
+    assert [faulty.starts(each.request) for each in rivers] == [1] * STREAMS
+    faulty.wait_at_rest()
+
+
+def test_consumers_deleted_while_requests_run_repeat_and_lose_nothing(faulty: Faulty) -> None:
+    deletions = [f"CONSUMER.DELETE.REQUESTS.{name}" for name in _consumers(faulty)]
+    _assert_whole_and_started_once(faulty, asyncio.run(_rivers(faulty, *deletions)))
+
+
+@pytest.mark.parametrize("stream", ["REQUESTS", "REPLIES"])
+def test_streams_go_on_when_the_queue_or_the_log_is_deleted_under_them(
+    faulty: Faulty, stream: str
+) -> None:
+    rivers = asyncio.run(_rivers(faulty, f"STREAM.DELETE.{stream}"))
+    _assert_whole_and_started_once(faulty, rivers)
+    wait_for(faulty.all_ready, within_s=5, what="readiness")
+    assert _says(faulty, "after") == "after"
+    messages = faulty.api("STREAM.INFO.REQUESTS")["state"]["messages"]
+    assert messages == 0
+
+
+@pytest.mark.parametrize("stream", STREAM_NAMES)
+def test_a_stream_deleted_while_idle_is_made_again_as_it_was(faulty: Faulty, stream: str) -> None:
+    before = faulty.api(f"STREAM.INFO.{stream}")["config"]
+    _deleted(faulty, stream)
+    after = faulty.api(f"STREAM.INFO.{stream}")["config"]
+    after.pop("first_seq", None)
+    before.pop("first_seq", None)
+    assert after == before
+    wait_for(faulty.all_ready, within_s=5, what="readiness")
+    assert _says(faulty, "after") == "after"
+
+
+@pytest.mark.slow
+def test_clients_of_a_deleted_queue_are_told_and_what_runs_goes_on(faulty: Faulty) -> None:
+    async def run() -> tuple[list[River], list[int]]:
+        begun = asyncio.Semaphore(0)
+        # 2 workers run 16 each and hold 4 more each; the others wait in the queue.
+        async with faulty.async_client(timeout_s=90) as client:
+            tasks = [
+                asyncio.create_task(river(client, f"q {n}", PIECES, itl_ms=100, begun=begun))
+                for n in range(60)
+            ]
+            for _ in range(32):
+                await begun.acquire()
+            plain = [
+                asyncio.create_task(client.post(CHAT, json=chat(f"p {n}", sim=hook("late"))))
+                for n in range(5)
+            ]
+            queued = lambda: faulty.api("STREAM.INFO.REQUESTS")["state"]["messages"] == 65  # noqa: E731
+            await asyncio.to_thread(wait_for, queued, within_s=5, what="65 in the queue")
+            await asyncio.to_thread(faulty.api, "STREAM.DELETE.REQUESTS")
+            rivers = await asyncio.gather(*tasks)
+            return rivers, [(await each).status_code for each in plain]
+
+    rivers, statuses = asyncio.run(run())
+    ended = [each for each in rivers if each.seen == whole(PIECES)]
+    told = [each for each in rivers if each.error is not None]
+    assert len(ended) >= 32
+    assert len(ended) + len(told) == 60
+    assert {str(each.error["code"]) for each in told if each.error} == {"broker_unavailable"}
+    assert set(statuses) <= {200, 503}
+    assert 503 in statuses
+    faulty.wait_at_rest()
+    assert _says(faulty, "after") == "after"
+
+
+def test_deleted_tokenizer_files_are_put_back_and_serve_a_gateway_that_starts_then(
+    faulty: Faulty, mode: Mode
+) -> None:
+    blobs = subjects.BLOBS
+    entries = faulty.api(f"STREAM.INFO.OBJ_{blobs}", {"subjects_filter": f"$O.{blobs}.M.>"})
+    files = entries["state"]["subjects"]
+    assert files
+
+    async def purge(bus: object) -> None:
+        for name in files:
+            await bus.purge(f"OBJ_{blobs}", name)  # type: ignore[attr-defined]
+
+    with_bus(faulty.nats_url, purge)
+    module = "gateway" if mode == "gateway" else "ingress"
+    second = front(module, faulty.nats_url, faulty.folder, name="second")
+    try:
+        wait_ready(second.process, second.admin_url)
+        import httpx
+
+        def serves() -> bool:
+            body = chat(sim=hook("new"))
+            with httpx.Client(timeout=20, follow_redirects=True, verify=False) as client:
+                return client.post(second.url + CHAT, json=body).status_code == 200
+
+        wait_for(serves, within_s=15, what="the second node to serve the model")
+    finally:
+        second.process.stop()

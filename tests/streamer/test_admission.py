@@ -1,0 +1,54 @@
+"""A streamer asks any ingress; one that is stopping is not the last word."""
+
+import msgspec
+import pytest
+
+from headrace.bus import Bus
+from schemas import admit
+from schemas.admit import Answer, RefusalText
+from schemas.errors import Draining, InvalidApiKey, Refusal
+from streamer.admission import DRAINING_TRIES, RemoteAdmission
+from tests.broker import with_bus
+
+
+class Ingress:
+    """An ingress that refuses so often, and then lets everybody in."""
+
+    def __init__(self, refusal: Refusal, times: int) -> None:
+        self.asked = 0
+        self._refusal = refusal
+        self._times = times
+
+    async def answer(self, _: bytes) -> bytes:
+        self.asked += 1
+        refused = self.asked <= self._times
+        answer = Answer(refusal=RefusalText.of(self._refusal)) if refused else Answer(tenant="t")
+        return msgspec.json.encode(answer)
+
+
+def identified(url: str, ingress: Ingress) -> str:
+    async def ask(bus: Bus) -> str:
+        await bus.add_service(admit.SERVICE, "for a test", {admit.IDENTIFY: ingress.answer})
+        return (await RemoteAdmission(bus, local=True).identify_key("k")).tenant
+
+    return with_bus(url, ask)
+
+
+def test_an_ingress_that_stops_is_asked_again_until_another_answers(nats_url: str) -> None:
+    ingress = Ingress(Draining("This node is stopping."), times=3)
+    assert identified(nats_url, ingress) == "t"
+    assert ingress.asked == 4
+
+
+def test_where_all_are_stopping_the_client_is_told(nats_url: str) -> None:
+    ingress = Ingress(Draining("This node is stopping."), times=1000)
+    with pytest.raises(Draining):
+        identified(nats_url, ingress)
+    assert ingress.asked == DRAINING_TRIES + 1
+
+
+def test_another_refusal_is_final(nats_url: str) -> None:
+    ingress = Ingress(InvalidApiKey("No."), times=1)
+    with pytest.raises(InvalidApiKey):
+        identified(nats_url, ingress)
+    assert ingress.asked == 1

@@ -1,0 +1,168 @@
+"""A request is cancelled when its last reader leaves: on one streamer, and on several."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from headrace import topology
+from headrace.bus import Bus, BusSettings, connection
+from schemas.subjects import RequestSubject, cancel_signal, new_request_id
+from schemas.wire import Envelope, Sampling, Shape, Started, encode_envelope, encode_frame
+from streamer.attach import attach
+from streamer.buffer import OpenReply
+from streamer.mailbox import Mailbox
+from tests.servers import NatsServer
+from tests.waiting import until
+
+SHAPE = Shape("chat", "m", 5, False, 1, False)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    server = NatsServer(tmp_path_factory.mktemp("readers"))
+    server.start()
+    yield server.url
+    server.stop()
+
+
+class Readers:
+    """A queued request whose client is at streamer `here`; more readers may come anywhere."""
+
+    def __init__(self, bus: Bus, here: Mailbox, there: Mailbox) -> None:
+        self.bus = bus
+        self.here = here
+        self.there = there
+        self.request = new_request_id()
+        self.cancelled = 0
+        self.first = here.open(tenant="t", request=self.request, deadline_s=4e9)
+
+    async def start(self, *, begun: bool) -> None:
+        async def note(message: Any) -> None:
+            self.cancelled += 1
+
+        await self.bus.subscribe(cancel_signal("t", self.request), note)
+        envelope = Envelope(
+            request=self.request,
+            tenant="t",
+            model="m",
+            reply=self.first.log_subject,
+            prompt=b"",
+            sampling=Sampling(max_tokens=1),
+            shape=SHAPE,
+            deadline_s=4e9,
+        )
+        subject = RequestSubject("online", "m", 1, "t", self.request)
+        await self.bus.store(str(subject), encode_envelope(envelope))
+        if begun:
+            frame = encode_frame(Started(0, "w", 0, SHAPE))
+            await self.bus.store(self.first.log_subject, frame)
+
+    async def more(self, mailbox: Mailbox) -> OpenReply:
+        return await attach(self.bus, mailbox, tenant="t", request=self.request)
+
+    async def leaves(self, mailbox: Mailbox, reply: OpenReply) -> None:
+        reply.leave()
+        await mailbox.finish(reply)
+        # The signal, if any, has come before what is asked after it.
+        await self.bus.request("$JS.API.INFO", b"", timeout_s=5)
+
+
+@asynccontextmanager
+async def two_streamers(url: str) -> AsyncIterator[Readers]:
+    async with (
+        connection(BusSettings(url), name="here", timeout_s=10) as one,
+        connection(BusSettings(url), name="there", timeout_s=10) as two,
+    ):
+        await topology.apply(one)
+        here, there = Mailbox(one, f"here-{new_request_id()}"), Mailbox(two, "there")
+        await here.start()
+        await there.start()
+        yield Readers(one, here, there)
+
+
+def play(url: str, test: Callable[[Readers], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with two_streamers(url) as readers, asyncio.timeout(15):
+            await test(readers)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_further_readers_leaving_leaves_the_first_ones_request_alone(
+    url: str, elsewhere: bool, begun: bool
+) -> None:
+    async def test(readers: Readers) -> None:
+        await readers.start(begun=begun)
+        mailbox = readers.there if elsewhere else readers.here
+        await readers.leaves(mailbox, await readers.more(mailbox))
+        assert readers.cancelled == 0
+        await readers.leaves(readers.here, readers.first)
+        await until(lambda: readers.cancelled == 1)
+
+    play(url, test)
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_the_first_readers_leaving_leaves_the_request_to_the_others(
+    url: str, elsewhere: bool
+) -> None:
+    async def test(readers: Readers) -> None:
+        await readers.start(begun=True)
+        mailbox = readers.there if elsewhere else readers.here
+        second, third = await readers.more(mailbox), await readers.more(readers.there)
+        await readers.leaves(readers.here, readers.first)
+        await readers.leaves(mailbox, second)
+        assert readers.cancelled == 0
+        await readers.leaves(readers.there, third)
+        await until(lambda: readers.cancelled == 1)
+
+    play(url, test)
+
+
+def test_all_leaving_at_once_cancels(url: str) -> None:
+    async def test(readers: Readers) -> None:
+        await readers.start(begun=True)
+        second, third = await readers.more(readers.here), await readers.more(readers.there)
+        await asyncio.gather(
+            readers.leaves(readers.here, readers.first),
+            readers.leaves(readers.here, second),
+            readers.leaves(readers.there, third),
+        )
+        await until(lambda: readers.cancelled >= 1)
+
+    play(url, test)
+
+
+def test_a_reader_that_is_on_its_way_to_its_streamer_counts(url: str) -> None:
+    async def test(readers: Readers) -> None:
+        await readers.start(begun=True)
+        readers.here.close(readers.first)
+        readers.here.awaited = {readers.request}.__contains__
+        await readers.leaves(readers.there, await readers.more(readers.there))
+        assert readers.cancelled == 0
+        readers.here.awaited = lambda request: False
+        await readers.leaves(readers.there, await readers.more(readers.there))
+        await until(lambda: readers.cancelled == 1)
+
+    play(url, test)
+
+
+def test_a_client_that_may_come_back_is_waited_for_and_found_when_it_has(url: str) -> None:
+    async def test(readers: Readers) -> None:
+        await readers.start(begun=True)
+        readers.first.lingers = True
+        leaving = asyncio.create_task(readers.leaves(readers.here, readers.first))
+        await until(lambda: readers.here.open_count == 0)
+        back = await readers.more(readers.there)
+        back.lingers = True
+        await leaving
+        assert readers.cancelled == 0
+        await readers.leaves(readers.there, back)
+        await until(lambda: readers.cancelled == 1)
+
+    play(url, test)

@@ -1,0 +1,110 @@
+"""A worker that is cut off from the broker while it runs a request, and comes back too late."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+import pytest
+
+from chaos.links import Link
+from headrace import topology
+from headrace.bus import Bus, BusSettings, connection
+from schemas.subjects import RequestSubject, new_request_id
+from schemas.wire import Envelope, Sampling, Shape, SimHook, encode_envelope, pack_tokens
+from tests.servers import NatsServer
+from tests.waiting import until
+from workers.engine_sim import SimulatedEngine
+from workers.lease import Leases
+from workers.recovery import past_of
+from workers.worker import Worker
+
+pytestmark = pytest.mark.slow  # the lease must lapse, and the other one must still run after
+
+PIECES = tuple(f"{number} " for number in range(40))
+ITL_MS = 100.0
+
+
+def _envelope() -> Envelope:
+    request = new_request_id()
+    return Envelope(
+        request=request,
+        tenant="t",
+        model="sim",
+        reply=f"replies.s.t.{request}",
+        prompt=pack_tokens([1]),
+        sampling=Sampling(max_tokens=len(PIECES)),
+        shape=Shape("chat", "sim", 5, False, 1, False),
+        deadline_s=time.time() + 60,
+        sim=SimHook(pieces=PIECES, itl_ms=ITL_MS, ttft_ms=0.0),
+    )
+
+
+async def _worker(stack: AsyncExitStack, url: str, name: str) -> tuple[Worker, SimulatedEngine]:
+    """Run a worker in this process until the stack is closed."""
+    settings = BusSettings(url)
+    bus = await stack.enter_async_context(connection(settings, name=name, timeout_s=10))
+    engine = SimulatedEngine()
+    card = await engine.start()
+    await topology.apply_model(bus, card.name, partitions=card.partitions)
+    leases = Leases(settings, name=name)
+    worker = Worker(bus, engine, card, leases, name=name)
+    leases.start()
+    stack.callback(leases.stop)
+    await worker.start()
+    for work in (worker.intake.pump, worker.beat_forever, worker.releases.say_forever):
+        stack.callback(asyncio.create_task(work(), name=name).cancel)
+    return worker, engine
+
+
+async def _queued(bus: Bus) -> int:
+    info = await bus.api("STREAM.INFO.REQUESTS", {"subjects_filter": "requests.>"})
+    return len(info["state"].get("subjects") or {})
+
+
+@pytest.mark.parametrize("how", [Link.hold, Link.swallow])
+def test_a_worker_that_was_cut_off_neither_acknowledges_what_another_runs_nor_counts_as_dead(
+    own_nats: NatsServer, how: Callable[[Link], None]
+) -> None:
+    async def test() -> None:
+        async with AsyncExitStack() as stack:
+            bus = await stack.enter_async_context(
+                connection(BusSettings(own_nats.url), name="test", timeout_s=10)
+            )
+            await topology.apply(bus)
+            link = Link(own_nats.port)
+            await link.open()
+            stack.push_async_callback(link.close)
+            cut_off, engine = await _worker(stack, link.url, "cut-off")
+            envelope = _envelope()
+            subject = RequestSubject("online", "sim", 3, "t", envelope.request)
+            await bus.store(str(subject), encode_envelope(envelope))
+
+            async def begun() -> bool:
+                return (await past_of(bus, envelope)).next_seq > 2
+
+            await until(begun)
+            how(link)
+            other, _ = await _worker(stack, own_nats.url, "other")
+            await until(lambda: other.recovered)
+            await until(lambda: engine.ledger()[envelope.request]["tokens"] == len(PIECES))
+            link.mend()
+            await until(lambda: not cut_off.held)
+
+            async def released() -> bool:
+                return (await past_of(bus, envelope)).deaths == 1
+
+            await until(released)  # the other's attempt has no end yet, and is the only one
+            assert other.held == 1
+            assert await _queued(bus) == 1
+            await until(lambda: not other.held)
+
+            async def acknowledged() -> bool:
+                return await _queued(bus) == 0
+
+            await until(acknowledged)
+            history = await past_of(bus, envelope)
+            assert history.ended
+            assert "".join(piece.text for piece in history.pieces) == "".join(PIECES)
+
+    asyncio.run(test())
