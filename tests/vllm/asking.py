@@ -98,7 +98,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "auto tool": chat(WEATHER_IN_PARIS, tools=[WEATHER]),
     "no tool": chat(WEATHER_IN_PARIS, tools=[WEATHER], tool_choice="none"),
     "completion": completion("Once upon a time there was"),
-    "completion of ids": completion([504, 3575, 282]),
+    "completion of ids": completion([504, 35, 282]),
     "completion echoed": completion("Once upon a time there was", echo=True),
     "completion stopped": completion("Once upon a time there was", stop=["."]),
     "completion log probabilities": completion("Once upon a time", logprobs=2),
