@@ -25,6 +25,9 @@ def main(
     split: Annotated[
         bool, typer.Option("--split", help="Two ingress and two streamers, no gateways.")
     ] = False,
+    recovery_s_max: Annotated[
+        float, typer.Option(help="The longest p99 of waits for a token after a worker's kill -9.")
+    ] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     keep: Annotated[
         Path | None, typer.Option(help="Keep data and logs here, also when all holds.")
@@ -40,7 +43,7 @@ def main(
     folder = Path(tempfile.mkdtemp(prefix="headrace-chaos-")) if keep is None else keep
     folder.mkdir(parents=True, exist_ok=True)
     began_s = time.monotonic()
-    options = Options(seconds, seed, faults_per_minute, streams, split)
+    options = Options(seconds, seed, faults_per_minute, streams, split, recovery_s_max)
     try:
         run = uvloop.run(perform(options, folder.resolve()))
     except NotStarted as error:

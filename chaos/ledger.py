@@ -137,6 +137,23 @@ class Recovery:
     """Whether nothing else was wrong meanwhile."""
 
 
+DEATHS_MAX: Final = 3
+"""So many deaths of workers that ran it make a dead letter of a request: that is promised too."""
+
+
+def was_given_up(tally: Tally, happened: Iterable[Happened]) -> bool:
+    """Whether a request became a dead letter, and had the deaths for it."""
+    if tally.error is None or not tally.error.startswith("worker_lost") or tally.ended_s is None:
+        return False
+    deaths = sum(
+        each.fault.kind is Kind.KILL
+        and each.fault.target.startswith("worker")
+        and tally.began_s <= each.began_s <= tally.ended_s
+        for each in happened
+    )
+    return deaths >= DEATHS_MAX and not (tally.lost or tally.repeated or tally.wrong)
+
+
 def recoveries(happened: Sequence[Happened], tallies: Iterable[Tally]) -> list[Recovery]:
     """Return the waits of all streams that a worker's death interrupted."""
     kills = [
@@ -150,7 +167,7 @@ def recoveries(happened: Sequence[Happened], tallies: Iterable[Tally]) -> list[R
             continue  # its client sees no tokens come
         for began_s, ended_s in tally.gaps:
             for kill in kills:
-                if began_s - 0.1 <= kill.began_s < ended_s:
+                if began_s - 0.1 <= kill.began_s < ended_s - GAP_S:
                     alone = _alone(kill, happened, ended_s)
                     request = tally.requests[-1] if tally.requests else tally.order.name
                     took_s = ended_s - kill.began_s

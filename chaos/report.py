@@ -16,7 +16,6 @@ PAUSE_S: Final = 10.0
 """Longer than any single fault lasts: worth a look, also where nothing was lost."""
 AROUND_S: Final = 3.0
 _FORM: Final = "{:<34} {}"
-RECOVERY_S_MAX: Final = 5.0
 
 
 def summary(run: Run) -> dict[str, Any]:
@@ -38,7 +37,8 @@ def summary(run: Run) -> dict[str, Any]:
         "wrong": found.wrong,
         "run_twice": found.run_twice,
         "unanswered": found.unanswered,
-        "errors": found.errors,
+        "errors": found.errors - len(run.given_up),
+        "given_up": len(run.given_up),
         "resumed": found.resumed,
         "migrated": run.migrated,
         "started_in_vain": run.started_in_vain,
@@ -56,7 +56,7 @@ def holds(run: Run) -> bool:
     """Tell whether all that must hold does, the time of recovery included."""
     recovered = recoveries(run.happened, run.tallies)
     p99_s = percentile((each.took_s for each in recovered if each.alone), 0.99)
-    return run.holds and (p99_s is None or p99_s <= RECOVERY_S_MAX)
+    return run.holds and (p99_s is None or p99_s <= run.options.recovery_s_max)
 
 
 def text(run: Run) -> str:
@@ -71,6 +71,7 @@ def text(run: Run) -> str:
     lines.append(_FORM.format("run twice for one key", figures["run_twice"]))
     lines.append(_FORM.format("without an answer", figures["unanswered"]))
     lines.append(_FORM.format("answered by an error", figures["errors"]))
+    lines.append(_FORM.format("dead letters after three deaths", figures["given_up"]))
     lines.append(_FORM.format("resumed by their clients", figures["resumed"]))
     lines.append(_FORM.format("migrated to another worker", figures["migrated"]))
     lines.append(_FORM.format("started in vain", figures["started_in_vain"]))
@@ -138,7 +139,7 @@ def _pauses(run: Run) -> list[str]:
 def _failures(run: Run) -> list[str]:
     lines = [f"NOT AT REST {name}: {number:g}" for name, number in run.left_over.items()]
     lines += [f"TROUBLE {trouble}" for trouble in run.troubles]
-    failed = [tally for tally in run.tallies if tally.failed]
+    failed = run.failed
     for tally in failed[:FAILED_SHOWN]:
         lines += _failure(run, tally)
     if len(failed) > FAILED_SHOWN:

@@ -12,7 +12,7 @@ from typing import Final
 from chaos.client import Client
 from chaos.faults import Fault, plan
 from chaos.http import Cut
-from chaos.ledger import Happened, Tally
+from chaos.ledger import Happened, Tally, was_given_up
 from chaos.orders import Expected, Order, orders, stories
 from chaos.system import NotStarted, System, running
 from headrace.bus import BrokerAway, BrokerRefused
@@ -34,6 +34,8 @@ class Options:
     per_minute: float
     streams: int
     split: bool
+    recovery_s_max: float
+    """What the p99 of the waits after a kill -9 of a worker may be."""
 
 
 @dataclass(slots=True)
@@ -56,9 +58,20 @@ class Run:
     migrated: int = 0
 
     @property
+    def given_up(self) -> list[Tally]:
+        """Requests that became dead letters after as many deaths as that takes."""
+        return [tally for tally in self.tallies if was_given_up(tally, self.happened)]
+
+    @property
+    def failed(self) -> list[Tally]:
+        """Requests that did not come to what was promised."""
+        excused = set(self.given_up)
+        return [tally for tally in self.tallies if tally.failed and tally not in excused]
+
+    @property
     def holds(self) -> bool:
         """Whether nothing was lost, repeated, unanswered or left over."""
-        return not (self.left_over or self.troubles or any(tally.failed for tally in self.tallies))
+        return not (self.left_over or self.troubles or self.failed)
 
 
 async def perform(options: Options, folder: Path) -> Run:

@@ -28,9 +28,9 @@ from headrace.sockets import reserve
 from headrace.supervise import tied_to
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-START_S: Final = 30.0
+START_S: Final = 60.0
 GRACE_S: Final = 3.0
-STOP_S: Final = GRACE_S + 12.0
+STOP_S: Final = GRACE_S + 27.0
 """Its grace, and what it may spend on a broker that does not answer."""
 PROBE_S: Final = 0.1
 PROBE_TIMEOUT_S: Final = 2.0

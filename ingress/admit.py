@@ -4,7 +4,6 @@ It composes the stations in their order; each step is one of the request's state
 """
 
 import asyncio
-import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -13,10 +12,12 @@ from typing import Final
 
 from headrace.bus import Bus
 from headrace.workforce import Workforce, no_workers
+from ingress.able import check_able
 from ingress.auth import Caller, Gate
 from ingress.catalogue import Catalogue, Model
 from ingress.cost import Cost, cost_of
 from ingress.dispatch import dispatch
+from ingress.envelope import envelope_of
 from ingress.line import Line
 from ingress.reservations import Standings
 from ingress.waiting import Left
@@ -24,7 +25,6 @@ from schemas.errors import (
     BrokerUnavailable,
     DeadlineExceeded,
     Draining,
-    InvalidRequest,
     QueueFull,
     QueueTimeout,
 )
@@ -33,7 +33,7 @@ from schemas.openai import ChatRequest, CompletionRequest, parse_chat, parse_com
 from schemas.prefix import partition_of, prefix_key
 from schemas.subjects import ReplySubject, RequestSubject
 from schemas.tenant import Policy
-from schemas.wire import Envelope, Sampling, Shape, pack_tokens
+from schemas.wire import Envelope
 
 INLINE_BYTES_MAX: Final = 4096
 
@@ -109,8 +109,7 @@ class Ingress:
             raise Draining("This node is stopping.")
         policy = self.gate.policy(origin.caller)
         model = self.catalogue.find(ask.model, policy)
-        if ask.sim is not None and not model.card.simulated:
-            raise InvalidRequest("'sim' is for the simulated engine only.", param="sim")
+        check_able(ask, model.card)
         if not self.bus.ready:
             raise BrokerUnavailable("The queue cannot be reached.")
         tokens = await self._tokens(model, ask, body_bytes)
@@ -128,7 +127,7 @@ class Ingress:
         try:
             async with turn as standings:
                 state = step(state, State.RESERVED)
-                envelope = _envelope(origin, ask, cost, tokens, policy, response)
+                envelope = _envelope(origin, ask, cost, tokens, model, policy, response)
                 state = step(state, State.QUEUED)
                 await dispatch(self.bus, _subject(origin, model, ask, tokens, policy), envelope)
         except (QueueFull, QueueTimeout, DeadlineExceeded) as refusal:
@@ -145,11 +144,12 @@ class Ingress:
         """
         prompter, tokens_max = model.prompter, model.card.max_model_len
         if isinstance(ask, ChatRequest):
-            work = partial(prompter.chat, ask.messages, ask.tools, tokens_max=tokens_max)
+            work = partial(prompter.of_chat, ask, tokens_max=tokens_max)
         elif (tokens := ask.tokens) is not None:
             work = partial(prompter.tokens, tokens)
         else:
-            work = partial(prompter.text, ask.text, tokens_max=tokens_max)
+            special = ask.add_special_tokens is not False
+            work = partial(prompter.text, ask.text, tokens_max=tokens_max, special=special)
         if body_bytes <= INLINE_BYTES_MAX:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -203,55 +203,23 @@ def _envelope(
     ask: Ask,
     cost: Cost,
     tokens: Sequence[int],
+    model: Model,
     policy: Policy,
     response: bytes | None,
 ) -> Envelope:
     tenant = origin.caller.tenant
-    options = ask.stream_options
-    return Envelope(
+    return envelope_of(
+        ask,
+        cost,
+        tokens,
+        card=model.card,
+        echo=model.prompter.echo(ask, tokens) if isinstance(ask, CompletionRequest) else "",
+        response=response,
         request=origin.request,
         tenant=tenant,
-        model=ask.model,
         reply=str(ReplySubject(origin.streamer, tenant, origin.request)),
-        prompt=pack_tokens(tokens),
-        sampling=_sampling(ask, cost),
-        shape=Shape(
-            endpoint=_endpoint(ask, response),
-            model=ask.model,
-            created_s=int(time.time()),
-            include_usage=bool(options and options.include_usage),
-            choices=cost.choices,
-            logprobs=ask.alternatives is not None,
-            keep=ask.keep,
-            event_ids=not (options and options.include_event_ids is False),
-            response=response or b"",
-        ),
         deadline_s=origin.deadline_s,
         cache_salt=None if policy.share_prefixes else tenant,
-        sim=ask.sim,
         keep_answer=origin.keep_answer,
         key=origin.caller.key,
-    )
-
-
-def _endpoint(ask: Ask, response: bytes | None) -> str:
-    if response is not None:
-        return "response"
-    return "chat" if isinstance(ask, ChatRequest) else "completion"
-
-
-def _sampling(ask: Ask, cost: Cost) -> Sampling:
-    bias = ask.logit_bias
-    return Sampling(
-        max_tokens=cost.output_tokens,
-        temperature=1.0 if ask.temperature is None else ask.temperature,
-        top_p=1.0 if ask.top_p is None else ask.top_p,
-        seed=ask.seed,
-        stop=ask.stops,
-        n=cost.choices,
-        presence_penalty=ask.presence_penalty or 0.0,
-        frequency_penalty=ask.frequency_penalty or 0.0,
-        logit_bias=None if bias is None else {int(token): by for token, by in bias.items()},
-        logprobs=ask.alternatives,
-        ignore_eos=bool(ask.ignore_eos),
     )

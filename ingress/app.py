@@ -11,8 +11,9 @@ from headrace.answers import EXCEPTION_HANDLERS
 from ingress.admit import Ingress
 from ingress.cors import Cors
 from ingress.handoff import Handoff
+from ingress.reference import page, specification
 from ingress.respond import Respond
-from ingress.routes import Generate, models
+from ingress.routes import Generate, model, models
 from ingress.stored_routes import stored_routes
 
 
@@ -38,6 +39,9 @@ class Application:
                 *(Route(path, app, methods=["POST"]) for path, app in self._generate.items()),
                 Route("/v1/models", models(ingress), methods=["GET"]),
                 *stored_routes(ingress, handoff),
+                Route("/v1/models/{model:path}", model(ingress), methods=["GET"]),
+                Route("/openapi.json", specification(), methods=["GET"]),
+                Route("/docs", page(), methods=["GET"]),
             ],
             exception_handlers=EXCEPTION_HANDLERS,
         )

@@ -22,6 +22,7 @@ from ingress.idempotency import Attach, Keys, keyed
 from ingress.ratelimit import headers_of, ratelimit_headers
 from schemas.admit import Caller
 from schemas.errors import InternalError, InvalidRequest, Refusal, RequestTooLarge
+from schemas.model import ModelCard
 from schemas.subjects import new_request_id
 from schemas.wire import Envelope
 
@@ -78,8 +79,8 @@ class Generate:
         caller = await self._ingress.gate.recognise(scope["headers"], peer=peer_of(scope))
         try:
             return await self._admit_from(caller, scope, receive, request, headers)
-        except Refusal as refusal:
-            headers |= await ratelimit_headers(self._ingress.line, caller.tenant, refusal)
+        except Refusal:
+            headers |= await ratelimit_headers(self._ingress.line, caller.tenant)
             raise
 
     async def _admit_from(
@@ -198,17 +199,7 @@ def models(ingress: Ingress) -> Any:
         scope = request.scope
         caller = await ingress.gate.recognise(scope["headers"], peer=peer_of(scope))
         policy = ingress.gate.policy(caller)
-        cards = [
-            {
-                "id": card.name,
-                "object": "model",
-                "created": card.created_s,
-                "owned_by": "headrace",
-                "max_model_len": card.max_model_len,
-            }
-            for card in ingress.catalogue.cards()
-            if policy.allows(card.name)
-        ]
+        cards = [_listed(card) for card in ingress.catalogue.cards() if policy.allows(card.name)]
         headers = await ratelimit_headers(ingress.line, caller.tenant)
         return as_json(
             {"object": "list", "data": cards},
@@ -216,3 +207,27 @@ def models(ingress: Ingress) -> Any:
         )
 
     return handle
+
+
+def model(ingress: Ingress) -> Any:
+    """Return the handler of `GET /v1/models/{model}`; a name may hold slashes."""
+
+    async def handle(request: Request) -> Response:
+        scope = request.scope
+        caller = await ingress.gate.recognise(scope["headers"], peer=peer_of(scope))
+        policy = ingress.gate.policy(caller)
+        card = ingress.catalogue.find(request.path_params["model"], policy).card
+        headers = await ratelimit_headers(ingress.line, caller.tenant)
+        return as_json(_listed(card), headers={"x-request-id": new_request_id(), **headers})
+
+    return handle
+
+
+def _listed(card: ModelCard) -> dict[str, Any]:
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": card.created_s,
+        "owned_by": "headrace",
+        "max_model_len": card.max_model_len,
+    }

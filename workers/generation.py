@@ -176,6 +176,8 @@ class Generation:
             prompt=self.envelope.tokens,
             sampling=self.envelope.sampling,
             cache_salt=self.envelope.cache_salt,
+            priority=self.envelope.priority,
+            parsing=self.envelope.parsing,
             sim=self.envelope.sim,
             made=self._made,
         )

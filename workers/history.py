@@ -39,6 +39,7 @@ class History:
     pieces: tuple[Piece, ...] = ()
     holder: str | None = None
     deaths: int = 0
+    """Attempts that died while they ran: a claim that had not begun yet can have killed nobody."""
     latest: int = 0
     """The last attempt, 0 for none; it is the holder's."""
     shape: Shape | None = None
@@ -75,7 +76,7 @@ def read_history(frames: Sequence[tuple[int, Frame]], *, attempt: int | None = N
     return History(
         pieces=_pieces(past, begins),
         holder=holder,
-        deaths=list(fates(past).values()).count(Fate.DIED),
+        deaths=sum(fate is Fate.DIED and number in begins for number, fate in fates(past).items()),
         latest=latest,
         shape=shape,
         end=end,

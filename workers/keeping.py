@@ -1,4 +1,4 @@
-"""Keeps the answer of an ended request for its longer life. Rule: before the request is
+"""What follows the end of a request: its use is told, its answer kept. Rule: before the request is
 acknowledged, so that a worker which dies in between is followed by one that does it.
 
 What is kept is the log without its repeats: one claim, each piece once, the end. Pieces stay as
@@ -10,13 +10,23 @@ from typing import Final
 
 from headrace.bus import BrokerRefused, Bus
 from headrace.kept import keep
-from schemas.wire import Envelope, Failed, Finished, Started, Tokens, encode_frame, span
+from headrace.settle import settle, settlement_of
+from schemas.wire import Envelope, Failed, Finished, Started, Tokens, Usage, encode_frame, span
 from workers.history import History, read_history
 from workers.recovery import read_log
 
 log = logging.getLogger(__name__)
 
 FRAME_PIECES: Final = 256
+
+
+async def conclude(bus: Bus, envelope: Envelope, usage: Usage | None) -> None:
+    """Tell ingress what an ended request has used, if that is known here, and keep its answer where
+    that is asked for. Raises BrokerAway."""
+    if usage is not None:
+        await settle(bus, settlement_of(envelope, usage))
+    if envelope.keep_answer:
+        await keep_answer(bus, envelope)
 
 
 async def keep_answer(bus: Bus, envelope: Envelope) -> None:

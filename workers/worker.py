@@ -12,7 +12,6 @@ import msgspec
 from headrace import registry, topology
 from headrace.bus import BrokerAway, BrokerRefused, Bus, Message
 from headrace.registry import Registry
-from headrace.settle import settle, settlement_of
 from schemas import subjects
 from schemas.life import State
 from schemas.model import ModelCard, WorkerEntry
@@ -25,7 +24,7 @@ from workers.engine import Engine, EngineDied
 from workers.generation import AlreadyStarted, Generation, Lost
 from workers.history import History
 from workers.intake import Intake
-from workers.keeping import keep_answer
+from workers.keeping import conclude
 from workers.lease import Leases
 from workers.ownership import owned
 from workers.recovery import (
@@ -226,11 +225,7 @@ class Worker:
         if not done or (doubtful and await may_be_replaced(self._bus, generation)):
             return
         with contextlib.suppress(BrokerAway):  # delivered again, it is found ended in the log
-            if generation.usage is not None:
-                used = settlement_of(generation.envelope, generation.usage)
-                await settle(self._bus, used)
-            if generation.envelope.keep_answer:
-                await keep_answer(self._bus, generation.envelope)
+            await conclude(self._bus, generation.envelope, generation.usage)
             await self._bus.publish(generation.ack, ACK)
 
     def _engine_died(self, error: EngineDied) -> None:
@@ -287,11 +282,13 @@ class Worker:
         # Its holder may have ended it, and so hold it no more, since the log was read.
         if (await past_of(self._bus, envelope)).ended:
             return True
-        if history.deaths < SUSPECT_DEATHS:
-            return await self._take_over(generation, history)
-        # It may kill this worker too: nobody else should die with it, nor claim anything meanwhile.
-        async with self._slots.others(unless=generation.cancelled):
-            return await self._take_over(generation, history)
+        if history.deaths >= SUSPECT_DEATHS:
+            # It may kill us too: nobody else should die with it, nor claim anything meanwhile.
+            async with self._slots.others(unless=generation.cancelled):
+                history = await past_of(self._bus, envelope)  # who was cut off may be back by now
+                if history.deaths >= SUSPECT_DEATHS:
+                    return await self._take_over(generation, history)
+        return await self._take_over(generation, history)
 
     async def _take_over(self, generation: Generation, history: History) -> bool:
         """Claim a request that was begun before, and go on with it; as `_run_claimed`."""
@@ -345,13 +342,9 @@ class Worker:
         holder = history.holder
         if holder is None or holder == self.name:
             return False
-        request = generation.envelope.request
+        request, heard_s = generation.envelope.request, self._peers.heard_s(holder)
         return await is_held(
-            self._bus,
-            holder,
-            request=request,
-            ack=generation.ack,
-            heard_s=self._peers.heard_s(holder),
+            self._bus, holder, request=request, ack=generation.ack, heard_s=heard_s
         )
 
     def _is_cancelled(self, generation: Generation) -> bool:

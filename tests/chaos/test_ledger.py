@@ -1,7 +1,7 @@
 """What the ledger finds in a stream."""
 
 from chaos.faults import Fault, Kind
-from chaos.ledger import Happened, Tally, percentile, recoveries, totals
+from chaos.ledger import Happened, Tally, percentile, recoveries, totals, was_given_up
 from chaos.orders import CHAT, Expected, Manner, Order, expected_of
 
 PIECES = [b"a ", b"b ", b"c ", b"d "]
@@ -166,6 +166,21 @@ def test_a_steady_stream_and_a_wait_at_another_time_are_no_recoveries() -> None:
     kill = _happened(Kind.KILL, "worker-1", 100.5, 102.0)
     freeze = _happened(Kind.FREEZE, "worker-1", 101.0, 104.0)
     assert recoveries([kill, freeze], [tally]) == []
+
+
+def test_a_dead_letter_needs_three_deaths_while_its_client_waited() -> None:
+    tally = _tally()
+    tally.end(now_s=120.0, error="worker_lost: The request was given up.")
+    kills = [_happened(Kind.KILL, f"worker-{n}", 100.0 + n, 102.0 + n) for n in (1, 2, 3)]
+    assert was_given_up(tally, kills)
+    assert not was_given_up(tally, kills[1:])
+    late = _happened(Kind.KILL, "worker-1", 121.0, 122.0)
+    freeze = _happened(Kind.FREEZE, "worker-1", 105.0, 106.0)
+    gateway = _happened(Kind.KILL, "gateway-1", 105.0, 106.0)
+    assert not was_given_up(tally, [*kills[1:], late, freeze, gateway])
+    other = _tally()
+    other.end(now_s=120.0, error="engine_error: no")
+    assert not was_given_up(other, kills)
 
 
 def test_percentiles_are_of_what_there_is() -> None:

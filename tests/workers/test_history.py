@@ -111,7 +111,7 @@ def test_a_terminal_frame_ends_unless_a_later_attempt_owns_its_seq() -> None:
 
 def test_attempts_without_an_end_are_deaths() -> None:
     frames: list[tuple[int, Frame]] = [
-        (number, claim(f"w{number}", resume_at=None)) for number in (7, 9, 12)
+        (number, claim(f"w{number}", resume_at=0)) for number in (7, 9, 12)
     ]
     assert read_history(frames).deaths == 3
 
@@ -124,11 +124,18 @@ def test_giving_a_request_back_is_no_death() -> None:
 def test_an_attempt_that_spoke_after_the_next_had_begun_did_not_die() -> None:
     frozen: list[tuple[int, Frame]] = [
         (7, claim()),
-        (9, claim("w2", resume_at=None)),
+        (9, claim("w2", resume_at=0)),
         (11, Keepalive(7, -1)),
     ]
     assert read_history(frozen).deaths == 1
     assert read_history(frozen, attempt=9).deaths == 1  # what came later is not known to w2 yet
+
+
+def test_a_claim_that_had_not_begun_killed_nobody() -> None:
+    frames: list[tuple[int, Frame]] = [(7, claim()), (9, claim("w2", resume_at=None))]
+    assert read_history(frames).deaths == 1
+    begun: list[tuple[int, Frame]] = [*frames, (10, claim("w2", resume_at=0, attempt=9))]
+    assert read_history(begun).deaths == 2
 
 
 @st.composite
