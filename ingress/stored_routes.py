@@ -2,7 +2,9 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -16,6 +18,7 @@ from headrace.requests import cancel, peer_of
 from ingress import stored
 from ingress.admit import Ingress
 from ingress.handoff import Answer, Handoff
+from ingress.ratelimit import ratelimit_headers
 from ingress.stored import Stored
 from schemas.errors import BrokerUnavailable, InvalidRequest, NotFound
 from schemas.responses import request_of
@@ -45,70 +48,80 @@ class _StoredRoutes:
 
     async def retrieve(self, request: Request) -> Answer:
         """Answer with the object as it stands, or with its events from a place on."""
-        tenant, found = await self._find(request)
+        found = await self._find(request)
         if not _flag(request.query_params, "stream"):
-            return _object(found)
+            return found.object()
         return await self._handoff.attach(
-            tenant=tenant,
-            request=found.request,
-            deadline_s=math.inf if found.over else found.record.deadline_s,
+            tenant=found.tenant,
+            request=found.stored.request,
+            deadline_s=math.inf if found.stored.over else found.stored.record.deadline_s,
             stream=True,
-            headers={"x-request-id": found.request},
+            headers=found.headers,
             after=_number(request.query_params, "starting_after", default=-1),
         )
 
     async def delete(self, request: Request) -> Response:
         """Forget a response, after ending it if it runs."""
-        tenant, found = await self._find(request)
-        try:
-            if not found.over:
-                await cancel(self._bus, tenant=tenant, request=found.request)
-            await stored.remove(self._bus, tenant=tenant, request=found.request)
-        except (BrokerAway, BrokerRefused) as error:
-            raise _away() from error
+        found = await self._find(request)
+        with _asking():
+            if not found.stored.over:
+                await cancel(self._bus, tenant=found.tenant, request=found.stored.request)
+            await stored.remove(self._bus, tenant=found.tenant, request=found.stored.request)
         body = {"id": request.path_params["response"], "object": "response", "deleted": True}
-        return as_json(body, headers={"x-request-id": found.request})
+        return as_json(body, headers=found.headers)
 
     async def cancel(self, request: Request) -> Response:
         """End a response in the background; one that has ended stays as it is."""
-        tenant, found = await self._find(request)
-        if not found.record.background:
+        found = await self._find(request)
+        if not found.stored.record.background:
             what = "Only a response that was created with 'background' true can be cancelled."
             raise InvalidRequest(what, param="response_id")
-        if found.over:
-            return _object(found)
-        try:
-            await cancel(self._bus, tenant=tenant, request=found.request)
-        except (BrokerAway, BrokerRefused) as error:
-            raise _away() from error
-        _, found = await self._find(request)
-        return _object(found)
+        if found.stored.over:
+            return found.object()
+        with _asking():
+            await cancel(self._bus, tenant=found.tenant, request=found.stored.request)
+        return (await self._find(request)).object()
 
     async def input_items(self, request: Request) -> Response:
         """Answer with a page of the items that a response was made from."""
-        _, found = await self._find(request)
-        headers = {"x-request-id": found.request}
-        return as_json(page_of(found.items, request.query_params), headers=headers)
+        found = await self._find(request)
+        return as_json(page_of(found.stored.items, request.query_params), headers=found.headers)
 
-    async def _find(self, request: Request) -> tuple[str, Stored]:
-        """Return the caller's tenant and the response in the path. Raises a Refusal."""
+    async def _find(self, request: Request) -> "_Found":
+        """Return the response in the path, if it is the caller's. Raises a Refusal."""
         scope = request.scope
         caller = await self._ingress.gate.recognise(scope["headers"], peer=peer_of(scope))
-        tenant = caller.tenant
         name: str = request.path_params["response"]
         what = request_of(name)
-        try:
-            found = what and await stored.look(self._bus, tenant=tenant, request=what)
-        except (BrokerAway, BrokerRefused) as error:
-            raise _away() from error
+        with _asking():
+            found = what and await stored.look(self._bus, tenant=caller.tenant, request=what)
         if not found:
             raise NotFound(f"Response with id '{name[:100]}' not found.", param="response_id")
-        return tenant, found
+        headers = await ratelimit_headers(self._ingress.line, caller.tenant)
+        return _Found(caller.tenant, found, {"x-request-id": found.request, **headers})
 
 
-def _object(found: Stored) -> Response:
-    headers = {"x-request-id": found.request, "cache-control": "no-store"}
-    return as_json(msgspec.Raw(found.events.response()), headers=headers)
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A response that was asked for, whose it is, and the headers of the answer."""
+
+    tenant: str
+    stored: Stored
+    headers: dict[str, str]
+
+    def object(self) -> Response:
+        """Return the object as it stands."""
+        body = msgspec.Raw(self.stored.events.response())
+        return as_json(body, headers=self.headers | {"cache-control": "no-store"})
+
+
+@contextmanager
+def _asking() -> Iterator[None]:
+    """Say that the broker is away where it is. Raises BrokerUnavailable."""
+    try:
+        yield
+    except (BrokerAway, BrokerRefused) as error:
+        raise BrokerUnavailable("Stored responses cannot be reached.") from error
 
 
 def page_of(items: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
@@ -150,7 +163,3 @@ def _number(query: Mapping[str, str], name: str, *, default: int) -> int:
     if not _NUMBER.fullmatch(text):
         raise InvalidRequest(f"'{name}' is a whole number.", param=name)
     return int(text)
-
-
-def _away() -> BrokerUnavailable:
-    return BrokerUnavailable("Stored responses cannot be reached.")
