@@ -62,7 +62,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
     ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
     ({"text": {"verbosity": "loud"}}, "text.verbosity"),
-    ({"text": {"format": {"type": "grammar"}}}, "text.format"),
+    ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
     ({"user": 5}, "user"),
     ({"sim": {"pieces": "abc"}}, "sim.pieces"),
     ({"sim": {"piece": []}}, "sim"),
