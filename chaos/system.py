@@ -61,6 +61,8 @@ class Node:
     """It came too early: a supervisor brings it back, and so do we."""
     slow_to_stop: int = 0
     starts: int = 0
+    suffers: bool = False
+    """A fault happens to it, or it is not yet ready after one."""
     _process: asyncio.subprocess.Process | None = None
     _watch: asyncio.Task[None] | None = None
     _told: bool = False
@@ -135,6 +137,14 @@ class Node:
 
     async def suffer(self, fault: Fault) -> None:
         """Have a fault happen, from its beginning until all is well again. Raises NotStarted."""
+        self.suffers = True
+        try:
+            await self._suffer(fault)
+            await self.ready()
+        finally:
+            self.suffers = False
+
+    async def _suffer(self, fault: Fault) -> None:
         match fault.kind:
             case Kind.KILL | Kind.RESTART:
                 self.signal(signal.SIGKILL if fault.kind is Kind.KILL else signal.SIGTERM)
@@ -147,7 +157,6 @@ class Node:
                 self.signal(signal.SIGCONT)
             case Kind.CUT | Kind.HOLD | Kind.SWALLOW:
                 await self._cut_off(fault)
-        await self.ready()
 
     async def _cut_off(self, fault: Fault) -> None:
         assert self.link is not None
