@@ -32,6 +32,8 @@ START_S: Final = 60.0
 GRACE_S: Final = 3.0
 STOP_S: Final = GRACE_S + 27.0
 """Its grace, and what it may spend on a broker that does not answer."""
+AGAIN_S: Final = 0.5
+"""The pause before a process that ended by itself is started again."""
 PROBE_S: Final = 0.1
 PROBE_TIMEOUT_S: Final = 2.0
 PAGE_TIMEOUT_S: Final = 10.0
@@ -95,6 +97,7 @@ class Node:
             self.ended_by_itself.append(f"{self.name} ended by itself with status {status}")
         else:
             self.ended_while_starting += 1
+        await asyncio.sleep(AGAIN_S)
         await self.start()
 
     async def ready(self) -> None:
