@@ -4,17 +4,26 @@ not read keeps nothing of ours for ever.
 ASGI tells an application nothing of its connection, and uvicorn closes one by letting it send what
 is pending first: where the client does not read, that never ends. So scopes carry a `Connection`,
 and what is left of an ended answer is cut when nothing of it moves for a while.
+
+What is no HTTP is refused here, before any application hears of it: in the API's shape as well.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from headrace.answers import refused
+from schemas.errors import HeadersTooLarge, InvalidRequest, Refusal
 
 STALLED_S: Final = 60.0
 """How long what is left of an ended answer may stand still."""
+HEAD_BYTES_MAX: Final = 256 * 1024
+"""The parser keeps all of a head, however long: more than one read's worth of it is refused."""
 _KEY: Final = "headrace.connection"
+_PHRASES: Final = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
 
 
 class Connection:
@@ -75,11 +84,85 @@ class HttpProtocol(HttpToolsProtocol):
         """Take a new connection."""
         super().connection_made(transport)
         self._connection = Connection(transport, self.flow.resume_writing)
+        self._head_bytes = 0
+        self._stays = False
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of the client."""
+        self._unset_keepalive_if_required()
+        self._head_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._refuse(InvalidRequest("The request is not valid HTTP/1.1."))
+            return
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._stays:
+                self._go_on(data[upgrade.args[0] :])
+            else:
+                self.handle_websocket_upgrade()
+            return
+        if self._head_bytes > HEAD_BYTES_MAX:
+            what = f"The request's head is over the limit of {HEAD_BYTES_MAX} bytes."
+            self._refuse(HeadersTooLarge(what))
 
     def on_message_begin(self) -> None:
         """Begin a request's scope."""
         super().on_message_begin()
+        self._stays = False
         attach(self.scope, self._connection)
+
+    def on_headers_complete(self) -> None:
+        """Begin a request, unless it is read again: see `_go_on`."""
+        self._head_bytes = 0
+        self._stays = self.parser.should_upgrade() and not self._should_upgrade()
+        if not self._stays:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a body."""
+        self._head_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Note that a request is whole."""
+        self._head_bytes = 0
+        if not self._stays:
+            super().on_message_complete()
+
+    def _should_upgrade(self) -> bool:
+        """Tell whether this becomes a WebSocket: no other method does, nor a busy connection."""
+        busy = self.cycle is not None and not self.cycle.response_complete
+        return not busy and self.parser.get_method() == b"GET" and super()._should_upgrade()
+
+    def _go_on(self, rest: bytes) -> None:
+        """Read a request again without the protocol that it offers and that is not spoken here.
+
+        curl and Java offer HTTP/2 so; the parser takes every such request for one without a body.
+        """
+        version = self.parser.get_http_version().encode()
+        head = [self.parser.get_method(), b" ", self.url, b" HTTP/", version, b"\r\n"]
+        for name, value in self.scope["headers"]:
+            if name != b"upgrade":
+                head += [name, b": ", value, b"\r\n"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"".join([*head, b"\r\n", rest]))
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer what is no request, unless that would stand within another answer; then close."""
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if not self.pipeline and (
+            cycle is None or cycle.response_complete or not cycle.response_started
+        ):
+            answer = refused(refusal)
+            lines = [b"HTTP/1.1 %d %s\r\n" % (refusal.status, _PHRASES[refusal.status])]
+            lines += [b"%s: %s\r\n" % header for header in answer.raw_headers]
+            lines += [b"connection: close\r\n\r\n", bytes(answer.body)]
+            self.transport.write(b"".join(lines))
+        self.transport.close()
 
     def on_response_complete(self) -> None:
         """Note that an answer is written; the client may have yet to read it."""
