@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from tests.pipeline.asking import CHAT, chat, hook
+from tests.pipeline.asking import CHAT, chat, hook, refusal
 from tests.pipeline.conftest import System
 
 ASK = json.dumps(chat(max_tokens=1)).encode()
@@ -122,3 +122,36 @@ def test_a_handshake_that_fails_is_answered_in_the_apis_shape(system: System, ki
     assert head.startswith(b"HTTP/1.1 %d " % status)
     assert b"x-request-id: req_" in head
     assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+
+
+GETS = ["/v1/models", "/v1/models/sim", "/docs", "/openapi.json", "/healthz", "/readyz", "/metrics"]
+POSTS = ["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+OF_ONE = [
+    "/v1/models/none",
+    "/v1/responses/resp_x",
+    "/v1/responses/resp_x/cancel",
+    "/v1/responses/resp_x/input_items",
+    "/v1/requests/req_x/cancel",
+    "/v1/streams/req_x",
+    "/v1/replies/x",
+]
+METHODS = ["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE"]
+
+
+@pytest.mark.parametrize("path", [*GETS, *POSTS, *OF_ONE])
+def test_every_method_on_every_route_has_an_answer_in_the_apis_shape(
+    system: System, path: str
+) -> None:
+    with system.client() as client:
+        for method in METHODS:
+            answer = client.request(method, path)
+            served = method in ("GET", "HEAD") and path in GETS
+            empty_post = method == "POST" and path in POSTS
+            expected = (200,) if served else (400,) if empty_post else (404, 405)
+            assert answer.status_code in expected, (method, answer.text)
+            if method == "HEAD":
+                assert answer.content == b""
+            elif not served:
+                assert refusal(answer)["message"]
+            if answer.status_code == 405:
+                assert answer.headers["allow"]
