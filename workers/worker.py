@@ -285,16 +285,19 @@ class Worker:
         if history.deaths >= SUSPECT_DEATHS:
             # It may kill us too: nobody else should die with it, nor claim anything meanwhile.
             async with self._slots.others(unless=generation.cancelled):
-                history = await past_of(self._bus, envelope)  # who was cut off may be back by now
-                if history.deaths >= SUSPECT_DEATHS:
-                    return await self._take_over(generation, history)
-        return await self._take_over(generation, history)
+                now = await past_of(self._bus, envelope)  # who was cut off may be back by now
+                if now.deaths >= SUSPECT_DEATHS:
+                    return await self._take_over(generation, asked=history.latest)
+        return await self._take_over(generation, asked=history.latest)
 
-    async def _take_over(self, generation: Generation, history: History) -> bool:
-        """Claim a request that was begun before, and go on with it; as `_run_claimed`."""
+    async def _take_over(self, generation: Generation, *, asked: int) -> bool:
+        """Claim a request that was begun before, and go on with it; as `_run_claimed`.
+
+        `asked` is the last attempt whose holder was asked whether it lives.
+        """
         envelope = generation.envelope
         attempt = await generation.claim_again()
-        asked, history = history.latest, await past_of(self._bus, envelope, attempt=attempt)
+        history = await past_of(self._bus, envelope, attempt=attempt)
         overtaken = history.latest != asked and not history.ended
         if overtaken and await self._is_anothers(generation, history):
             self.releases.owe(envelope.reply, generation.released())
