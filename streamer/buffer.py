@@ -187,6 +187,10 @@ class OpenReply:
         if self._log_failed:
             raise BrokerAway(f"the log of {self.request} cannot be read")
 
+    def keep(self, keep: bool) -> None:
+        """Note whether the request runs on without readers, before a worker has told."""
+        self._kept = keep
+
     def came_late(self, *, now_s: float) -> None:
         """Have the log read again in a moment: its last frame may have been told to others before
         we listened, and stored after we read."""
