@@ -30,6 +30,7 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
 
     `attach` is empty for the client that came with the request. A further reader's ticket has a
     name of its own there, since each is good once. `lingers` says that the client may come back.
+    `ratelimit` are the headers that say what its tenant has left: the client reads the streamer's.
     """
 
     streamer: str
@@ -42,6 +43,7 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     attach: str = ""
     lingers: bool = False
     model: str = ""
+    ratelimit: dict[str, str] = {}
 
 
 class Tickets:

@@ -11,6 +11,7 @@ import msgspec
 
 from headrace.bus import Bus
 from ingress.admit import Ingress, Origin, parse
+from ingress.waiting import Left
 from schemas import admit
 from schemas.admit import Admit, Answer, Caller, Identify, RefusalText
 from schemas.errors import Forbidden, InvalidApiKey, InvalidRequest, Refusal
@@ -55,8 +56,12 @@ class Desk:
         request: str,
         streamer: str,
         deadline_s: float,
+        left: Left | None = None,
     ) -> str:
-        """Put a streamed request into the queue and return its model. Raises a Refusal."""
+        """Put a streamed request into the queue and return its model. Raises a Refusal.
+
+        `left` returns once nobody waits for the request.
+        """
         counts = self._ingress.counts
         counts.received += 1
         counts.inflight += 1
@@ -66,7 +71,7 @@ class Desk:
             own_s = self._ingress.gate.policy(caller).deadline_s
             if own_s is not None:  # a socket's requests name no deadline of their own
                 deadline_s = min(deadline_s, time.time() + own_s)
-            origin = Origin(caller, request, streamer, deadline_s)
+            origin = Origin(caller, request, streamer, deadline_s, left=left)
             await self._ingress.admit(origin, ask, body_bytes=len(body))
         except Refusal:
             counts.refused += 1

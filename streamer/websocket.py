@@ -331,7 +331,10 @@ class Socket:
                     request=reply.request,
                     streamer=self._sockets.mailbox.streamer,
                     deadline_s=reply.deadline_s,
+                    left=reply.abandoned,
                 )
+        except RequestCancelled as cancelled:
+            raise reply.refusal or cancelled from None
         except TimeoutError:
             # Should it be admitted yet, no worker starts it: its deadline has passed.
             raise DeadlineExceeded("The request's deadline has passed.") from None

@@ -227,8 +227,8 @@ class Worker:
             return
         with contextlib.suppress(BrokerAway):  # delivered again, it is found ended in the log
             if generation.usage is not None:
-                used = settlement_of(generation.envelope, generation.usage)
-                await settle(self._bus, used)
+                envelope, usage = generation.envelope, generation.usage
+                await settle(self._bus, settlement_of(envelope, usage, ran=generation.ran))
             if generation.envelope.keep_answer:
                 await keep_answer(self._bus, generation.envelope)
             await self._bus.publish(generation.ack, ACK)
@@ -280,7 +280,9 @@ class Worker:
         """Run a request that was begun before, as `_run_claimed`."""
         envelope = generation.envelope
         history = await past_of(self._bus, envelope)
-        if history.ended:
+        if history.end is not None:
+            # Its worker may have died before it told ingress.
+            generation.usage, generation.ran = history.end.usage, True
             return True
         if await self._is_anothers(generation, history):
             return False

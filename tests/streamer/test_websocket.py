@@ -16,6 +16,7 @@ from schemas.errors import BrokerUnavailable, Refusal, TooManyRequests
 from schemas.subjects import ReplySubject
 from schemas.wire import Finished, Piece, Shape, Started, Tokens, Usage, encode_frame
 from streamer import buffer
+from streamer.admission import Left
 from streamer.mailbox import Mailbox
 from streamer.websocket import Sockets
 from tests.servers import NatsServer
@@ -55,6 +56,7 @@ class Ingress:
         request: str,
         streamer: str,
         deadline_s: float,
+        left: Left,
     ) -> str:
         if self.refuse_request is not None:
             raise self.refuse_request
