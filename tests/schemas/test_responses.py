@@ -62,7 +62,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
     ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
     ({"text": {"verbosity": "loud"}}, "text.verbosity"),
-    ({"text": {"format": {"type": "grammar"}}}, "text.format"),
+    ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
     ({"user": 5}, "user"),
     ({"sim": {"pieces": "abc"}}, "sim.pieces"),
     ({"sim": {"piece": []}}, "sim"),
@@ -135,6 +135,14 @@ def test_fields_are_those_of_a_chat_under_other_names() -> None:
     )
     assert chat_of(include=["message.output_text.logprobs"]).alternatives == 0
     assert chat_of().alternatives is None
+
+
+def test_a_form_of_the_answer_is_a_chats() -> None:
+    schema = {"name": "n", "schema": {"type": "object"}, "strict": True}
+    own = chat_of(text={"format": {"type": "json_schema"} | schema})
+    form = {"type": "json_schema", "json_schema": schema}
+    assert own == chat(messages=[{"role": "user", "content": "x"}], response_format=form)
+    assert own.structured is not None
 
 
 def test_calls_and_their_outputs_are_the_turns_of_a_chat() -> None:
