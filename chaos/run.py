@@ -50,6 +50,8 @@ class Run:
     rest_after_s: float | None = None
     tallies: list[Tally] = field(default_factory=list)
     happened: list[Happened] = field(default_factory=list)
+    left_out: int = 0
+    """Planned faults whose targets had not recovered yet."""
     left_over: dict[str, float] = field(default_factory=dict)
     troubles: list[str] = field(default_factory=list)
     """Processes that ended by themselves, did not come back, or did not end when told to."""
@@ -139,12 +141,16 @@ async def _ask_on(
 
 
 async def _happen(system: System, run: Run, fault: Fault) -> None:
-    """Have a fault happen when it is due."""
+    """Have a fault happen when it is due, unless its target has yet to recover from another."""
     await asyncio.sleep(run.began_s + fault.at_s - time.monotonic())
+    node = system.nodes[fault.target]
+    if node.suffers:
+        run.left_out += 1
+        return
     began_s = time.monotonic()
     log.info("%.1f s: %s: %s for %.1f s", fault.at_s, fault.target, fault.kind.value, fault.lasts_s)
     try:
-        await system.nodes[fault.target].suffer(fault)
+        await node.suffer(fault)
     except NotStarted as error:
         run.troubles.append(f"after {fault.kind.value}: {error}")
     run.happened.append(Happened(fault, began_s, time.monotonic()))

@@ -32,6 +32,8 @@ START_S: Final = 60.0
 GRACE_S: Final = 3.0
 STOP_S: Final = GRACE_S + 27.0
 """Its grace, and what it may spend on a broker that does not answer."""
+AGAIN_S: Final = 0.5
+"""The pause before a process that ended by itself is started again."""
 PROBE_S: Final = 0.1
 PROBE_TIMEOUT_S: Final = 2.0
 PAGE_TIMEOUT_S: Final = 10.0
@@ -61,6 +63,8 @@ class Node:
     """It came too early: a supervisor brings it back, and so do we."""
     slow_to_stop: int = 0
     starts: int = 0
+    suffers: bool = False
+    """A fault happens to it, or it is not yet ready after one."""
     _process: asyncio.subprocess.Process | None = None
     _watch: asyncio.Task[None] | None = None
     _told: bool = False
@@ -93,6 +97,7 @@ class Node:
             self.ended_by_itself.append(f"{self.name} ended by itself with status {status}")
         else:
             self.ended_while_starting += 1
+        await asyncio.sleep(AGAIN_S)
         await self.start()
 
     async def ready(self) -> None:
@@ -135,6 +140,14 @@ class Node:
 
     async def suffer(self, fault: Fault) -> None:
         """Have a fault happen, from its beginning until all is well again. Raises NotStarted."""
+        self.suffers = True
+        try:
+            await self._suffer(fault)
+            await self.ready()
+        finally:
+            self.suffers = False
+
+    async def _suffer(self, fault: Fault) -> None:
         match fault.kind:
             case Kind.KILL | Kind.RESTART:
                 self.signal(signal.SIGKILL if fault.kind is Kind.KILL else signal.SIGTERM)
@@ -147,7 +160,6 @@ class Node:
                 self.signal(signal.SIGCONT)
             case Kind.CUT | Kind.HOLD | Kind.SWALLOW:
                 await self._cut_off(fault)
-        await self.ready()
 
     async def _cut_off(self, fault: Fault) -> None:
         assert self.link is not None

@@ -17,7 +17,7 @@ from ingress.auth import Caller, Gate
 from ingress.catalogue import Catalogue, Model
 from ingress.cost import Cost, cost_of
 from ingress.dispatch import dispatch
-from ingress.envelope import envelope_of
+from ingress.envelope import Ours, envelope_of
 from ingress.line import Line
 from ingress.reservations import Standings
 from ingress.waiting import Left
@@ -115,6 +115,9 @@ class Ingress:
         tokens = await self._tokens(model, ask, body_bytes)
         cost = _cost(model, ask, len(tokens), policy)
         state = step(state, State.COSTED)
+        ours = _ours(origin, policy, response)
+        echo = model.prompter.echo(ask, tokens) if isinstance(ask, CompletionRequest) else ""
+        envelope = envelope_of(ours, ask, cost, tokens, card=model.card, echo=echo)
         turn = self.line.turn(
             tenant=origin.caller.tenant,
             request=origin.request,
@@ -127,7 +130,6 @@ class Ingress:
         try:
             async with turn as standings:
                 state = step(state, State.RESERVED)
-                envelope = _envelope(origin, ask, cost, tokens, model, policy, response)
                 state = step(state, State.QUEUED)
                 await dispatch(self.bus, _subject(origin, model, ask, tokens, policy), envelope)
         except (QueueFull, QueueTimeout, DeadlineExceeded) as refusal:
@@ -198,23 +200,9 @@ def _subject(
     return RequestSubject("online", model.card.name, partition, tenant, origin.request)
 
 
-def _envelope(
-    origin: Origin,
-    ask: Ask,
-    cost: Cost,
-    tokens: Sequence[int],
-    model: Model,
-    policy: Policy,
-    response: bytes | None,
-) -> Envelope:
+def _ours(origin: Origin, policy: Policy, response: bytes | None) -> Ours:
     tenant = origin.caller.tenant
-    return envelope_of(
-        ask,
-        cost,
-        tokens,
-        card=model.card,
-        echo=model.prompter.echo(ask, tokens) if isinstance(ask, CompletionRequest) else "",
-        response=response,
+    return Ours(
         request=origin.request,
         tenant=tenant,
         reply=str(ReplySubject(origin.streamer, tenant, origin.request)),
@@ -222,4 +210,5 @@ def _envelope(
         cache_salt=None if policy.share_prefixes else tenant,
         keep_answer=origin.keep_answer,
         key=origin.caller.key,
+        response=response,
     )

@@ -10,7 +10,7 @@ from headrace.bus import BrokerAway, BrokerRefused, Bus
 from headrace.registry import Registry, load_files
 from ingress.prompt import Prompter, UnusableFiles
 from schemas import subjects
-from schemas.errors import ModelNotFound
+from schemas.errors import BrokerUnavailable, ModelNotFound
 from schemas.model import ModelCard
 from schemas.tenant import UNLIMITED, Policy
 
@@ -32,6 +32,7 @@ class Catalogue:
         self._bus = bus
         self._models: dict[str, Model] = {}
         self._unusable: dict[str, str] = {}
+        self._broken: set[str] = set()  # whose files are there and of no use
         self._changed = asyncio.Event()
         self._registry = Registry(
             bus,
@@ -43,9 +44,13 @@ class Catalogue:
         )
 
     def find(self, name: str, policy: Policy = UNLIMITED) -> Model:
-        """Return a model. Raises ModelNotFound, for one that the policy does not allow as well."""
+        """Return a model. Raises ModelNotFound, for one that the policy does not allow as well, and
+        BrokerUnavailable for one whose files could not be read yet."""
         model = self._models.get(name)
         if model is None or not policy.allows(name):
+            coming = name in self._registry.entries and name not in self._broken
+            if coming and policy.allows(name):
+                raise BrokerUnavailable("The model's files cannot be read yet; try again.")
             raise ModelNotFound(f"The model '{name[:100]}' does not exist.", param="model")
         return model
 
@@ -87,8 +92,11 @@ class Catalogue:
                 prompter = await asyncio.to_thread(Prompter, files)
             except (BrokerAway, BrokerRefused, UnusableFiles) as error:
                 self._unusable[name] = str(error)  # its files may be put back
+                if isinstance(error, UnusableFiles):
+                    self._broken.add(name)
                 if unusable.get(name) != str(error):
                     log.warning("model %s cannot be served: %s", name, error)
                 continue
             self._models[name] = Model(card, prompter)
+            self._broken.discard(name)
             log.info("model %s: context %d", name, card.max_model_len)

@@ -5,6 +5,7 @@ Rule: tenant, reply, cache salt and shape are ours; nothing in a body can set th
 
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,35 +19,35 @@ from schemas.wire import Envelope, Parsing, Sampling, Shape, pack_tokens
 Ask = ChatRequest | CompletionRequest
 
 
+class Ours(NamedTuple):
+    """What we say of a request, whatever its body says; `deadline_s` is since the epoch, `response`
+    what a Responses object repeats of its request."""
+
+    request: str
+    tenant: str
+    reply: str
+    deadline_s: float
+    cache_salt: str | None
+    keep_answer: bool
+    key: str | None
+    response: bytes | None = None
+
+
 def envelope_of(
-    ask: Ask,
-    cost: Cost,
-    tokens: Sequence[int],
-    *,
-    card: ModelCard,
-    echo: str,
-    response: bytes | None,
-    request: str,
-    tenant: str,
-    reply: str,
-    deadline_s: float,
-    cache_salt: str | None,
-    keep_answer: bool,
-    key: str | None,
+    ours: Ours, ask: Ask, cost: Cost, tokens: Sequence[int], *, card: ModelCard, echo: str
 ) -> Envelope:
-    """Return a request's envelope; `echo` stands before the text of each choice, `response` is what
-    a Responses object repeats, `deadline_s` is in seconds since the epoch. Raises InvalidRequest.
-    """
+    """Return a request's envelope; `echo` stands before the text of each choice. Raises
+    InvalidRequest."""
     options = ask.stream_options
     return Envelope(
-        request=request,
-        tenant=tenant,
+        request=ours.request,
+        tenant=ours.tenant,
         model=ask.model,
-        reply=reply,
+        reply=ours.reply,
         prompt=pack_tokens(tokens),
         sampling=sampling_of(ask, cost),
         shape=Shape(
-            endpoint=_endpoint(ask, response),
+            endpoint=_endpoint(ask, ours.response),
             model=ask.model,
             created_s=int(time.time()),
             include_usage=bool(options and options.include_usage),
@@ -54,14 +55,14 @@ def envelope_of(
             logprobs=ask.alternatives is not None,
             keep=ask.keep,
             event_ids=not (options and options.include_event_ids is False),
-            response=response or b"",
+            response=ours.response or b"",
             echo=echo,
         ),
-        deadline_s=deadline_s,
-        cache_salt=cache_salt,
+        deadline_s=ours.deadline_s,
+        cache_salt=ours.cache_salt,
         sim=ask.sim,
-        keep_answer=keep_answer,
-        key=key,
+        keep_answer=ours.keep_answer,
+        key=ours.key,
         priority=ask.priority or 0,
         parsing=parsing_of(ask, card),
     )

@@ -171,14 +171,13 @@ class Generation:
 
     def begin(self, engine: Engine) -> None:
         """Start the engine's work; what it makes waits until the request is claimed."""
+        asked = self.envelope
         work = Work(
-            request=self.envelope.request,
-            prompt=self.envelope.tokens,
-            sampling=self.envelope.sampling,
-            cache_salt=self.envelope.cache_salt,
-            priority=self.envelope.priority,
-            parsing=self.envelope.parsing,
-            sim=self.envelope.sim,
+            *(asked.request, asked.tokens, asked.sampling),
+            cache_salt=asked.cache_salt,
+            priority=asked.priority,
+            parsing=asked.parsing,
+            sim=asked.sim,
             made=self._made,
         )
         self._running = asyncio.create_task(engine.generate(work, self._emit), name="generate")

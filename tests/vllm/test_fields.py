@@ -28,7 +28,12 @@ MODEL = Path(
     os.environ.get("HEADRACE_TEST_MODEL", ROOT / ".models" / "SmolLM2-135M-Instruct")
 ).absolute()
 NAME = MODEL.name
-ARGS = {"tool_call_parser": "hermes", "max_model_len": 2048}
+ARGS = {
+    "tool_call_parser": "hermes",
+    "max_model_len": 2048,
+    # A small model may otherwise fill an object with blanks for ever.
+    "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+}
 NO_SCHEMA = {"type": "no type"}
 
 
