@@ -38,8 +38,9 @@ from schemas import subjects
 from streamer.app import client_routes
 from streamer.mailbox import Mailbox
 from streamer.orphans import Orphans
+from streamer.rooms import ROOMS
+from streamer.sockets import Sockets
 from streamer.telemetry import readings as streamer_readings
-from streamer.websocket import Sockets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,7 @@ async def _serve(
     orphans = Orphans(bus, mailbox)
     upkeep.on_remade(subjects.REQUESTS, orphans.queue_remade)
     desk = Desk(ingress)
-    sockets = Sockets(mailbox, desk)
+    sockets = Sockets(mailbox, desk, rooms=ROOMS)
     await workforce.start()
     await mailbox.start()
     await catalogue.start()

@@ -34,6 +34,7 @@ class Inline:
         deadline_s: float,
         stream: bool,
         headers: Mapping[str, str],
+        after: int = -1,
     ) -> Relay:
         """Open the reply for one more reader. Raises NotFound, Gone and BrokerUnavailable."""
         try:
@@ -43,7 +44,7 @@ class Inline:
         except (BrokerAway, BrokerRefused) as error:
             raise BrokerUnavailable("The log of streams cannot be reached.") from error
         reply.lingers = True
-        return Relay(self._mailbox, reply, stream=stream, headers=headers)
+        return Relay(self._mailbox, reply, stream=stream, headers=headers, after=after)
 
 
 class ExpectedHere:

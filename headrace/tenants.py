@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final, Literal, NamedTuple
 
@@ -27,11 +27,12 @@ log = logging.getLogger(__name__)
 Kind = Literal["tenant", "tier", "key"]
 Name = tuple[Kind, str]
 Record = Entry[Tenant] | Entry[Tier] | Entry[Key]
+Change = tuple[Name, Record | None]
 
 STREAM: Final = f"KV_{subjects.TENANTS}"
 CHECK_S: Final = 5.0
 UNSEEDED: Final = ""
-"""The seed of a tenant that left the configuration: its words may come again."""
+"""The seed of a tenant or key that left the configuration: its words may come again."""
 _CHUNK: Final = 500
 _PREFIX: Final = f"$KV.{subjects.TENANTS}."
 _DECODE: Final[dict[str, Callable[[bytes], Record]]] = {
@@ -65,7 +66,7 @@ class Directory:
         self._keys = dict(self._own_keys)
         self._deleted: set[str] = set()
         self._revoked: set[str] = set()
-        self._gone_by_operator = 0
+        self._ended_by_operator = False
         self._forget_policies()
 
     @property
@@ -74,9 +75,12 @@ class Directory:
 
         Revoking the last key must not open the gate to all.
         """
-        return (
-            bool(self._keys or self._tenants or self._revoked or self._gone_by_operator)
-            or self._own.guarded
+        return bool(
+            self._own.guarded
+            or self._own_keys
+            or self._keys
+            or self._tenants
+            or self._ended_by_operator
         )
 
     def find(self, digest: bytes) -> Known | None:
@@ -110,6 +114,8 @@ class Directory:
 
     def take(self, kind: Kind, name: str, record: Record | None) -> None:
         """Learn an entry of the bucket; None for one that is no longer there."""
+        if record is not None and record.gone_s is not None and record.seed != UNSEEDED:
+            self._ended_by_operator = True
         match record:
             case None:
                 self._drop(kind, name)
@@ -126,7 +132,6 @@ class Directory:
                 else:
                     self._tenants.pop(name, None)
                     self._deleted.add(name)
-                    self._gone_by_operator += record.seed != UNSEEDED
 
     def _take_key(self, key: Key, *, gone: bool) -> None:
         digest = bytes.fromhex(key.sha256)
@@ -257,10 +262,15 @@ async def seed(
     BrokerRefused.
     """
     changes = seeding(stored, keys, tenancy, now_s=time.time())
+    await write(bus, changes)
+    return len(changes)
+
+
+async def write(bus: Bus, changes: Sequence[Change]) -> None:
+    """Write entries, those that are None away. Raises BrokerAway and BrokerRefused."""
     for start in range(0, len(changes), _CHUNK):
         chunk = changes[start : start + _CHUNK]
         await asyncio.gather(*[put(bus, *name, record) for name, record in chunk])
-    return len(changes)
 
 
 def seeding(
@@ -269,7 +279,7 @@ def seeding(
     tenancy: Tenancy,
     *,
     now_s: float,
-) -> list[tuple[Name, Record | None]]:
+) -> list[Change]:
     """Return what must be written so that the bucket holds the configuration's words."""
     wanted: dict[Name, Tenant | Tier | Key] = {}
     for tier in tenancy.tiers.values():
@@ -279,7 +289,7 @@ def seeding(
     for each in keys:
         key = Key(tenant=each.tenant, sha256=each.sha256)
         wanted["key", key.id] = key
-    changes: list[tuple[Name, Record | None]] = []
+    changes: list[Change] = []
     for name, value in wanted.items():
         there = stored.get(name)
         digest = hashlib.sha256(msgspec.json.encode(value)).hexdigest()[:16]
@@ -289,12 +299,14 @@ def seeding(
     for name, there in stored.items():
         if there.seed and there.gone_s is None and name not in wanted:
             left = msgspec.structs.replace(there, seed=UNSEEDED, gone_s=now_s)
-            changes.append((name, left if name[0] == "tenant" else None))
+            changes.append((name, None if name[0] == "tier" else left))
     return changes
 
 
 def _is_revoked(record: Record) -> bool:
-    return isinstance(record.value, Key) and record.gone_s is not None
+    """Tell whether an operator ended a key: that is for good."""
+    is_gone = record.gone_s is not None and record.seed != UNSEEDED
+    return is_gone and isinstance(record.value, Key)
 
 
 async def put(bus: Bus, kind: Kind, name: str, record: Record | None) -> None:

@@ -29,7 +29,9 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     """The right to read one reply: where, whose, until when (epoch seconds), and in what form.
 
     `attach` is empty for the client that came with the request. A further reader's ticket has a
-    name of its own there, since each is good once. `lingers` says that the client may come back.
+    name of its own there, since each is good once. `lingers` says that the client may come back,
+    `after` what it has: the id of an event. `ratelimit` are the headers that say what its tenant
+    has left: the client reads the streamer's.
     """
 
     streamer: str
@@ -42,6 +44,8 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     attach: str = ""
     lingers: bool = False
     model: str = ""
+    after: int = -1
+    ratelimit: dict[str, str] = {}
 
 
 class Tickets:

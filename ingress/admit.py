@@ -4,7 +4,6 @@ It composes the stations in their order; each step is one of the request's state
 """
 
 import asyncio
-import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -13,10 +12,12 @@ from typing import Final
 
 from headrace.bus import Bus
 from headrace.workforce import Workforce, no_workers
+from ingress.able import check_able
 from ingress.auth import Caller, Gate
 from ingress.catalogue import Catalogue, Model
 from ingress.cost import Cost, cost_of
 from ingress.dispatch import dispatch
+from ingress.envelope import Ours, envelope_of
 from ingress.line import Line
 from ingress.reservations import Standings
 from ingress.waiting import Left
@@ -24,7 +25,6 @@ from schemas.errors import (
     BrokerUnavailable,
     DeadlineExceeded,
     Draining,
-    InvalidRequest,
     QueueFull,
     QueueTimeout,
 )
@@ -33,7 +33,7 @@ from schemas.openai import ChatRequest, CompletionRequest, parse_chat, parse_com
 from schemas.prefix import partition_of, prefix_key
 from schemas.subjects import ReplySubject, RequestSubject
 from schemas.tenant import Policy
-from schemas.wire import Envelope, Sampling, Shape, pack_tokens
+from schemas.wire import Envelope
 
 INLINE_BYTES_MAX: Final = 4096
 
@@ -60,6 +60,7 @@ class Admitted:
     """A request that is queued, and what its tenant has left."""
 
     standings: Standings
+    envelope: Envelope
 
 
 @dataclass(slots=True)
@@ -94,24 +95,29 @@ class Ingress:
         self.draining = False
         self._threads = threads
 
-    async def admit(self, origin: Origin, ask: Ask, *, body_bytes: int) -> Admitted:
+    async def admit(
+        self, origin: Origin, ask: Ask, *, body_bytes: int, response: bytes | None = None
+    ) -> Admitted:
         """Put an authenticated request into the queue. Raises a Refusal.
 
         Whoever reads the reply must expect it before the call. `body_bytes` is the size of what
-        `ask` was read from.
+        `ask` was read from. `response` makes the answer a Responses object: the members of it that
+        repeat the request, as JSON.
         """
         state = step(State.RECEIVED, State.AUTHENTICATED)
         if self.draining:
             raise Draining("This node is stopping.")
         policy = self.gate.policy(origin.caller)
         model = self.catalogue.find(ask.model, policy)
-        if ask.sim is not None and not model.card.simulated:
-            raise InvalidRequest("'sim' is for the simulated engine only.", param="sim")
+        check_able(ask, model.card)
         if not self.bus.ready:
             raise BrokerUnavailable("The queue cannot be reached.")
         tokens = await self._tokens(model, ask, body_bytes)
         cost = _cost(model, ask, len(tokens), policy)
         state = step(state, State.COSTED)
+        ours = _ours(origin, policy, response)
+        echo = model.prompter.echo(ask, tokens) if isinstance(ask, CompletionRequest) else ""
+        envelope = envelope_of(ours, ask, cost, tokens, card=model.card, echo=echo)
         turn = self.line.turn(
             tenant=origin.caller.tenant,
             request=origin.request,
@@ -124,7 +130,6 @@ class Ingress:
         try:
             async with turn as standings:
                 state = step(state, State.RESERVED)
-                envelope = _envelope(origin, ask, cost, tokens, policy)
                 state = step(state, State.QUEUED)
                 await dispatch(self.bus, _subject(origin, model, ask, tokens, policy), envelope)
         except (QueueFull, QueueTimeout, DeadlineExceeded) as refusal:
@@ -132,7 +137,7 @@ class Ingress:
                 raise
             raise no_workers(ask.model) from refusal
         step(state, State.PUBLISHED)
-        return Admitted(standings)
+        return Admitted(standings, envelope)
 
     async def _tokens(self, model: Model, ask: Ask, body_bytes: int) -> list[int]:
         """Render and tokenise, in a thread where that takes long: the others must not wait.
@@ -141,11 +146,12 @@ class Ingress:
         """
         prompter, tokens_max = model.prompter, model.card.max_model_len
         if isinstance(ask, ChatRequest):
-            work = partial(prompter.chat, ask.messages, ask.tools, tokens_max=tokens_max)
+            work = partial(prompter.of_chat, ask, tokens_max=tokens_max)
         elif (tokens := ask.tokens) is not None:
             work = partial(prompter.tokens, tokens)
         else:
-            work = partial(prompter.text, ask.text, tokens_max=tokens_max)
+            special = ask.add_special_tokens is not False
+            work = partial(prompter.text, ask.text, tokens_max=tokens_max, special=special)
         if body_bytes <= INLINE_BYTES_MAX:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -194,48 +200,15 @@ def _subject(
     return RequestSubject("online", model.card.name, partition, tenant, origin.request)
 
 
-def _envelope(
-    origin: Origin, ask: Ask, cost: Cost, tokens: Sequence[int], policy: Policy
-) -> Envelope:
+def _ours(origin: Origin, policy: Policy, response: bytes | None) -> Ours:
     tenant = origin.caller.tenant
-    options = ask.stream_options
-    return Envelope(
+    return Ours(
         request=origin.request,
         tenant=tenant,
-        model=ask.model,
         reply=str(ReplySubject(origin.streamer, tenant, origin.request)),
-        prompt=pack_tokens(tokens),
-        sampling=_sampling(ask, cost),
-        shape=Shape(
-            endpoint="chat" if isinstance(ask, ChatRequest) else "completion",
-            model=ask.model,
-            created_s=int(time.time()),
-            include_usage=bool(options and options.include_usage),
-            choices=cost.choices,
-            logprobs=ask.alternatives is not None,
-            keep=ask.keep,
-            event_ids=not (options and options.include_event_ids is False),
-        ),
         deadline_s=origin.deadline_s,
         cache_salt=None if policy.share_prefixes else tenant,
-        sim=ask.sim,
         keep_answer=origin.keep_answer,
         key=origin.caller.key,
-    )
-
-
-def _sampling(ask: Ask, cost: Cost) -> Sampling:
-    bias = ask.logit_bias
-    return Sampling(
-        max_tokens=cost.output_tokens,
-        temperature=1.0 if ask.temperature is None else ask.temperature,
-        top_p=1.0 if ask.top_p is None else ask.top_p,
-        seed=ask.seed,
-        stop=ask.stops,
-        n=cost.choices,
-        presence_penalty=ask.presence_penalty or 0.0,
-        frequency_penalty=ask.frequency_penalty or 0.0,
-        logit_bias=None if bias is None else {int(token): by for token, by in bias.items()},
-        logprobs=ask.alternatives,
-        ignore_eos=bool(ask.ignore_eos),
+        response=response,
     )

@@ -11,7 +11,10 @@ from headrace.answers import EXCEPTION_HANDLERS
 from ingress.admit import Ingress
 from ingress.cors import Cors
 from ingress.handoff import Handoff
-from ingress.routes import Generate, models
+from ingress.reference import page, specification
+from ingress.respond import Respond
+from ingress.routes import Generate, model, models
+from ingress.stored_routes import stored_routes
 
 
 class Application:
@@ -28,12 +31,17 @@ class Application:
         self._generate = {
             "/v1/chat/completions": Generate(ingress, handoff, cors, chat=True),
             "/v1/completions": Generate(ingress, handoff, cors, chat=False),
+            "/v1/responses": Respond(ingress, handoff, cors),
         }
         self._rest = Starlette(
             routes=[
                 *extra,
                 *(Route(path, app, methods=["POST"]) for path, app in self._generate.items()),
                 Route("/v1/models", models(ingress), methods=["GET"]),
+                *stored_routes(ingress, handoff),
+                Route("/v1/models/{model:path}", model(ingress), methods=["GET"]),
+                Route("/openapi.json", specification(), methods=["GET"]),
+                Route("/docs", page(), methods=["GET"]),
             ],
             exception_handlers=EXCEPTION_HANDLERS,
         )

@@ -11,7 +11,7 @@ from ingress.auth import is_local_origin
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
-METHODS: Final = "GET, POST"
+METHODS: Final = "GET, POST, DELETE"
 MAX_AGE_S: Final = 600
 EXPOSED: Final = "retry-after, x-request-id"
 

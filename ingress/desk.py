@@ -4,15 +4,26 @@ WebSockets end at streamers; what comes over them is admitted by the same functi
 """
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import msgspec
 
 from headrace.bus import Bus
 from ingress.admit import Ingress, Origin, parse
+from ingress.respond import admit_response
+from ingress.waiting import Left
 from schemas import admit
-from schemas.admit import Admit, Answer, Caller, Identify, RefusalText
+from schemas.admit import (
+    Admit,
+    AdmitResponse,
+    AdmittedResponse,
+    Answer,
+    Caller,
+    Identify,
+    RefusalText,
+)
 from schemas.errors import Forbidden, InvalidApiKey, InvalidRequest, Refusal
 
 Question = TypeVar("Question", bound=msgspec.Struct)
@@ -55,26 +66,58 @@ class Desk:
         request: str,
         streamer: str,
         deadline_s: float,
+        left: Left | None = None,
     ) -> str:
-        """Put a streamed request into the queue and return its model. Raises a Refusal."""
+        """Put a streamed request into the queue and return its model. Raises a Refusal.
+
+        `left` returns once nobody waits for the request.
+        """
+        with self._counted():
+            ask = parse(body, chat=chat, streamed=True)
+            origin = self._origin(caller, request, streamer, deadline_s, left)
+            await self._ingress.admit(origin, ask, body_bytes=len(body))
+        return ask.model
+
+    async def admit_response(
+        self,
+        caller: Caller,
+        body: bytes,
+        *,
+        request: str,
+        streamer: str,
+        deadline_s: float,
+        before: bytes | None,
+        left: Left | None = None,
+    ) -> AdmittedResponse:
+        """Put a response into the queue, as `respond.admit_response`. Raises a Refusal."""
+        with self._counted():
+            origin = self._origin(caller, request, streamer, deadline_s, left)
+            return await admit_response(self._ingress, origin, body, before=before)
+
+    def _origin(
+        self, caller: Caller, request: str, streamer: str, deadline_s: float, left: Left | None
+    ) -> Origin:
+        """Return where a socket's request comes from. Raises InvalidApiKey for a revoked key."""
+        gate = self._ingress.gate
+        gate.check(caller)
+        own_s = gate.policy(caller).deadline_s
+        if own_s is not None:
+            deadline_s = min(deadline_s, time.time() + own_s)
+        return Origin(caller, request, streamer, deadline_s, left=left)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
         counts = self._ingress.counts
         counts.received += 1
         counts.inflight += 1
         try:
-            self._ingress.gate.check(caller)
-            ask = parse(body, chat=chat, streamed=True)
-            own_s = self._ingress.gate.policy(caller).deadline_s
-            if own_s is not None:  # a socket's requests name no deadline of their own
-                deadline_s = min(deadline_s, time.time() + own_s)
-            origin = Origin(caller, request, streamer, deadline_s)
-            await self._ingress.admit(origin, ask, body_bytes=len(body))
+            yield
         except Refusal:
             counts.refused += 1
             raise
         finally:
             counts.inflight -= 1
         counts.accepted += 1
-        return ask.model
 
 
 async def serve(bus: Bus, desk: Desk) -> None:
@@ -86,10 +129,13 @@ async def serve(bus: Bus, desk: Desk) -> None:
     async def admit_(data: bytes) -> bytes:
         return await _answered(data, Admit, lambda asked: _admit(desk, asked))
 
+    async def respond(data: bytes) -> bytes:
+        return await _answered(data, AdmitResponse, lambda asked: _respond(desk, asked))
+
     await bus.add_service(
         admit.SERVICE,
         "Identifies clients and admits their requests",
-        {admit.IDENTIFY: identify, admit.ADMIT: admit_},
+        {admit.IDENTIFY: identify, admit.ADMIT: admit_, admit.RESPOND: respond},
     )
 
 
@@ -110,6 +156,23 @@ async def _admit(desk: Desk, asked: Admit) -> Answer:
         deadline_s=asked.deadline_s,
     )
     return Answer(tenant=asked.tenant, model=model)
+
+
+async def _respond(desk: Desk, asked: AdmitResponse) -> Answer:
+    admitted = await desk.admit_response(
+        asked.caller,
+        bytes(asked.body),
+        request=asked.request,
+        streamer=asked.streamer,
+        deadline_s=asked.deadline_s,
+        before=None if asked.before is None else msgspec.json.encode(asked.before),
+    )
+    return Answer(
+        tenant=asked.tenant,
+        model=admitted.model,
+        made_from=admit.items_of(admitted.made_from),
+        frames=admitted.frames,
+    )
 
 
 async def _answered(

@@ -59,10 +59,11 @@ class Handoff(Protocol):
         deadline_s: float,
         stream: bool,
         headers: Mapping[str, str],
+        after: int = -1,
     ) -> Answer:
         """Return the answer of a further reader of a reply, from its beginning on.
 
         It may be on any streamer. `deadline_s` (epoch s) is the request's own; infinite for one
-        that has ended. Raises a Refusal.
+        that has ended. `after` is the id of the last event that the client has. Raises a Refusal.
         """
         ...

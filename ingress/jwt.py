@@ -68,16 +68,21 @@ class SigningKey(NamedTuple):
 def static_keys(settings: JwtSettings) -> tuple[SigningKey, ...]:
     """Return the key that the configuration holds. Raises BadKeys."""
     text = settings.key or ""
-    if not settings.is_pem:
-        return (SigningKey(None, "HS256", text.encode()),)
+    key = _public_pem(text) if settings.is_pem else SigningKey(None, "HS256", text.encode())
+    if key.algorithm not in settings.used:
+        raise BadKeys(f"the key is one of {key.algorithm}, which algorithms does not name")
+    return (key,)
+
+
+def _public_pem(text: str) -> SigningKey:
     pem = text.strip().encode()
     for kind in (RSAAlgorithm(RSAAlgorithm.SHA256), ECAlgorithm(ECAlgorithm.SHA256)):
         try:
             key = kind.prepare_key(pem)
         except _FAULTS:
             continue
-        return (_public("RS256" if isinstance(kind, RSAAlgorithm) else "ES256", None, key),)
-    raise BadKeys("[jwt] key is no public key of RSA or an elliptic curve")
+        return _public("RS256" if isinstance(kind, RSAAlgorithm) else "ES256", None, key)
+    raise BadKeys("the key is no public key of RSA or an elliptic curve")
 
 
 def read_jwks(data: bytes, algorithms: Sequence[str]) -> tuple[SigningKey, ...]:
@@ -105,7 +110,7 @@ def _jwk(raw: Mapping[str, Any], algorithms: Sequence[str]) -> SigningKey | None
 
 def _public(algorithm: str, name: str | None, key: Any) -> SigningKey:
     if hasattr(key, "private_numbers"):
-        raise BadKeys("[jwt] needs the public key, not the private one")
+        raise BadKeys("the public key is needed, not the private one")
     if algorithm == "RS256" and key.key_size < RSA_BITS_MIN:
         raise BadKeys(f"an RSA key needs at least {RSA_BITS_MIN} bits")
     if algorithm == "ES256" and key.curve.name != "secp256r1":

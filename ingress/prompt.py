@@ -15,8 +15,9 @@ import jinja2
 import jinja2.sandbox
 from tokenizers import Tokenizer
 
+from ingress.turns import Ending, cut_open, open_end, plain_turn
 from schemas.errors import ContextLengthExceeded, InvalidRequest
-from schemas.openai import ChatMessage
+from schemas.openai import ChatMessage, ChatRequest, CompletionRequest, tools_plain
 
 TOKENIZER: Final = "tokenizer.json"
 CONFIG: Final = "tokenizer_config.json"
@@ -50,34 +51,60 @@ class Prompter:
         tools: Sequence[Mapping[str, Any]] | None,
         *,
         tokens_max: int | None = None,
+        ending: Ending = Ending.ANSWER,
+        variables: Mapping[str, Any] | None = None,
+        special: bool = False,
     ) -> list[int]:
         """Return the token ids of a conversation. Raises InvalidRequest.
 
-        With far more than `tokens_max` of them, ContextLengthExceeded.
+        With far more than `tokens_max` of them, ContextLengthExceeded. `variables` are the
+        template's further ones; `special` adds what a plain prompt is begun with.
         """
         if self._template is None:
             raise InvalidRequest("This model has no chat template.", param="messages")
+        turns = [plain_turn(message) for message in messages]
+        if ending is Ending.OPEN:
+            open_end(turns)
+        known = {**self._special, **(variables or {})}
+        known |= {"messages": turns, "tools": tools or None}
+        known["add_generation_prompt"] = ending is Ending.ANSWER
         try:
-            text = self._template.render(
-                messages=[_plain(message) for message in messages],
-                tools=tools or None,
-                add_generation_prompt=True,
-                **self._special,
-            )
+            text = self._template.render(known)
         except Exception as error:  # a template is a program, and not ours: it may raise anything
             raise InvalidRequest(
                 f"The model's chat template refuses these messages: {error}", param="messages"
             ) from None
+        if ending is Ending.OPEN:
+            text = cut_open(text)
         self._check_size(text, tokens_max, param="messages")
-        return self._encode(text, special=False)
+        return self._encode(text, special=special)
 
-    def text(self, text: str, *, tokens_max: int | None = None) -> list[int]:
+    def of_chat(self, ask: ChatRequest, *, tokens_max: int | None = None) -> list[int]:
+        """Return the token ids of a chat request; raises as `chat`."""
+        ending = Ending.ANSWER if ask.prompts_answer else Ending.NONE
+        return self.chat(
+            ask.messages,
+            tools_plain(ask.tools),
+            tokens_max=tokens_max,
+            ending=Ending.OPEN if ask.continue_final_message else ending,
+            variables=ask.variables,
+            special=bool(ask.add_special_tokens),
+        )
+
+    def text(self, text: str, *, tokens_max: int | None = None, special: bool = True) -> list[int]:
         """Return the token ids of a plain prompt, with what the model wants before it.
 
-        With far more than `tokens_max` of them, raises ContextLengthExceeded.
+        With far more than `tokens_max` of them, raises ContextLengthExceeded. `special` False
+        leaves out what the model wants before it.
         """
         self._check_size(text, tokens_max, param="prompt")
-        return self._encode(text, special=True)
+        return self._encode(text, special=special)
+
+    def echo(self, ask: CompletionRequest, tokens: Sequence[int]) -> str:
+        """Return what stands before the answer: the prompt's text, where it is asked for."""
+        if not ask.echo:
+            return ""
+        return ask.text if ask.tokens is None else str(self._tokenizer.decode(list(tokens)))
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
@@ -124,19 +151,6 @@ def _template(files: Mapping[str, bytes], config: Mapping[str, Any]) -> jinja2.T
     environment.globals["strftime_now"] = _now
     environment.filters["tojson"] = _to_json
     return environment.from_string(source)
-
-
-def _plain(message: ChatMessage) -> dict[str, Any]:
-    """Return a message as templates know it: content one string, absent members absent."""
-    content = message.content
-    if isinstance(content, list):
-        content = "\n".join(part.text or "" for part in content)
-    plain: dict[str, Any] = {"role": message.role, "content": content or ""}
-    for name in ("name", "tool_calls", "tool_call_id"):
-        value = getattr(message, name)
-        if value is not None:
-            plain[name] = value
-    return plain
 
 
 def _token_text(token: Any) -> str:

@@ -9,16 +9,11 @@ import math
 from headrace.bus import BrokerAway, BrokerRefused
 from ingress.limits import Standing
 from ingress.line import Line
-from ingress.reservations import RateLimited, Standings
-from schemas.errors import Refusal
+from ingress.reservations import Standings
 
 
-async def ratelimit_headers(
-    line: Line, tenant: str, refusal: Refusal | None = None
-) -> dict[str, str]:
+async def ratelimit_headers(line: Line, tenant: str) -> dict[str, str]:
     """Return the headers of an answer for which nothing was reserved; none without broker."""
-    if isinstance(refusal, RateLimited):
-        return headers_of(refusal.standings)
     try:
         return headers_of(await line.reservations.standings(tenant))
     except (BrokerAway, BrokerRefused):

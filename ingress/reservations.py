@@ -3,11 +3,12 @@
 What waits for a tenant's account is decided together and written by one compare-and-set; alone it
 takes a fraction of a millisecond, and fifty writers of one key would take eighty each. A pump
 remembers the account as it last wrote it, and reads it again when another node has written, or
-before it refuses anybody.
+before it refuses anybody or drops a settlement.
 """
 
 import asyncio
 import logging
+import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ BATCH_MAX: Final = 512
 RETRIES_MAX: Final = 30
 PUMPS_MAX: Final = 10_000
 SETTLES_MAX: Final = 100_000
+FRESH_S: Final = 0.25
+"""How old an account may be that is shown; one that decides is never older than the last write."""
 SWEEP_S: Final = 1.0
 RETRY_S: Final = 0.25
 MARGIN_S: Final = 5.0
@@ -46,16 +49,11 @@ class Standings:
     tokens: Standing | None = None
 
 
-class RateLimited(TooManyRequests):
-    """A tenant's limit is used up."""
-
-    def __init__(self, exceeded: Exceeded, standings: Standings) -> None:
-        seconds = exceeded.retry_after_s
-        super().__init__(
-            _explain(exceeded),
-            retry_after_s=60 if seconds is None else int(seconds) + (seconds % 1 > 0),
-        )
-        self.standings = standings
+def _refusal(exceeded: Exceeded) -> TooManyRequests:
+    seconds = exceeded.retry_after_s
+    return TooManyRequests(
+        _explain(exceeded), retry_after_s=60 if seconds is None else math.ceil(seconds)
+    )
 
 
 def _explain(exceeded: Exceeded) -> str:
@@ -97,6 +95,7 @@ class _Pump:
     asks: list[_Ask] = field(default_factory=list)
     settles: list[_Settle] = field(default_factory=list)
     known: Versioned | None = None
+    known_s: float = 0.0
     swept_s: float = 0.0
     running: bool = False
 
@@ -129,7 +128,7 @@ class Reservations:
     ) -> Standings:
         """Reserve a request's cost until it is settled, or its deadline is well past.
 
-        Raises RateLimited, and BrokerUnavailable where the accounts cannot be reached.
+        Raises TooManyRequests, and BrokerUnavailable where the accounts cannot be reached.
         """
         if self._limits_of(tenant).none:
             return Standings()
@@ -145,7 +144,7 @@ class Reservations:
             self.unlimited_passed += 1
             return Standings()
         if exceeded is not None:
-            raise RateLimited(exceeded, standings)
+            raise _refusal(exceeded)
         return standings
 
     async def _asked(
@@ -173,7 +172,11 @@ class Reservations:
         limits = self._limits_of(tenant)
         if limits.none:
             return Standings()
-        stored = await versioned.read(self._bus, subjects.LIMITS, subjects.escape(tenant))
+        pump = self._pumps.get(tenant)
+        if pump is None or pump.known is None or self._clock() - pump.known_s > FRESH_S:
+            stored = await versioned.read(self._bus, subjects.LIMITS, subjects.escape(tenant))
+        else:
+            stored = pump.known
         account = _account(stored)
         deciding.advance(account, limits, now_s=self._clock())
         return _standings(account, limits)
@@ -232,9 +235,9 @@ class Reservations:
             if stored is None:
                 stored = await versioned.read(self._bus, subjects.LIMITS, key)
             account = _account(stored)
-            changed, outcomes = self._decide(tenant, pump, account, asks, settles)
-            if not fresh and any(exceeded is not None for exceeded, _ in outcomes):
-                pump.known = None  # another node may have given something back
+            changed, doubtful, outcomes = self._decide(tenant, pump, account, asks, settles)
+            if doubtful and not fresh:
+                pump.known = None
                 continue
             if changed:
                 data = _encode(account)
@@ -248,7 +251,7 @@ class Reservations:
                         await asyncio.sleep(secrets.randbelow(2000) / 1e6)
                     continue
                 stored = Versioned(revision, data)
-            pump.known = stored
+            pump.known, pump.known_s = stored, self._clock()
             for ask, outcome in zip(asks, outcomes, strict=True):
                 if not ask.answer.done():
                     ask.answer.set_result(outcome)
@@ -262,16 +265,19 @@ class Reservations:
         account: Account,
         asks: list[_Ask],
         settles: list[_Settle],
-    ) -> tuple[bool, list[tuple[Exceeded | None, Standings]]]:
-        """Apply a batch to an account; return whether it changed, and the asks' outcomes."""
+    ) -> tuple[bool, bool, list[tuple[Exceeded | None, Standings]]]:
+        """Apply a batch to an account; return whether it changed, whether what other nodes wrote
+        meanwhile may change the outcome, and the asks' outcomes."""
         limits, now_s = self._limits_of(tenant), self._clock()
         deciding.advance(account, limits, now_s=now_s)
-        changed = False
+        changed = doubtful = False
         if now_s - pump.swept_s > SWEEP_S:
             pump.swept_s = now_s
             changed = deciding.forget_expired(account, now_s=now_s)
         for settle in settles:
-            changed |= deciding.settle(account, request=settle.request, tokens=settle.tokens)
+            settled = deciding.settle(account, request=settle.request, tokens=settle.tokens)
+            changed |= settled
+            doubtful |= not settled  # another node may have reserved it
         outcomes: list[tuple[Exceeded | None, Standings]] = []
         for ask in asks:
             if ask.answer.cancelled():  # and its settlement may have come before it
@@ -285,8 +291,9 @@ class Reservations:
                 expires_s=ask.expires_s,
             )
             changed |= exceeded is None
+            doubtful |= exceeded is not None  # another node may have given something back
             outcomes.append((exceeded, _standings(account, limits)))
-        return changed, outcomes
+        return changed, doubtful, outcomes
 
 
 def _account(stored: Versioned) -> Account:

@@ -2,6 +2,8 @@
 
 import logging
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -13,18 +15,30 @@ from starlette.types import Receive, Scope, Send
 from headrace.answers import as_json, refused
 from headrace.deadline import timeout_s_of
 from headrace.requests import peer_of
-from ingress.admit import Ingress, Origin, parse
+from ingress.admit import Ask, Ingress, Origin, parse
 from ingress.cors import Cors
 from ingress.handoff import Answer, Expected, Handoff
 from ingress.idempotency import Attach, Keys, keyed
 from ingress.ratelimit import headers_of, ratelimit_headers
 from schemas.admit import Caller
 from schemas.errors import InternalError, InvalidRequest, Refusal, RequestTooLarge
+from schemas.model import ModelCard
 from schemas.subjects import new_request_id
+from schemas.wire import Envelope
 
 log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX: Final = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a body asks for. `response` as in `Ingress.admit`; a `stored` answer is kept."""
+
+    ask: Ask
+    stream: bool
+    response: bytes | None = None
+    stored: bool = False
 
 
 class Generate:
@@ -65,8 +79,8 @@ class Generate:
         caller = await self._ingress.gate.recognise(scope["headers"], peer=peer_of(scope))
         try:
             return await self._admit_from(caller, scope, receive, request, headers)
-        except Refusal as refusal:
-            headers |= await ratelimit_headers(self._ingress.line, caller.tenant, refusal)
+        except Refusal:
+            headers |= await ratelimit_headers(self._ingress.line, caller.tenant)
             raise
 
     async def _admit_from(
@@ -82,8 +96,9 @@ class Generate:
         timeout_s = timeout_s_of(timeout, default_s=policy.deadline_s)
         deadline_s = time.time() + timeout_s
         body = await read_body(Request(scope, receive))
-        ask = parse(body, chat=self._chat)
-        asked = keyed(
+        asked = await self._parse(body, tenant=caller.tenant, request=request)
+        ask = asked.ask
+        key = keyed(
             scope["headers"],
             tenant=caller.tenant,
             request=request,
@@ -106,29 +121,46 @@ class Generate:
                     request,
                     expected.streamer,
                     deadline_s,
-                    keep_answer=asked is not None,
+                    keep_answer=asked.stored or key is not None,
                     left=partial(_left, receive),
                 )
-                admitted = await self._ingress.admit(origin, ask, body_bytes=len(body))
+                admitted = await self._ingress.admit(
+                    origin, ask, body_bytes=len(body), response=asked.response
+                )
                 headers.update(headers_of(admitted.standings))
+                return await self._accepted(asked, admitted.envelope, expected)
             except BaseException:
                 expected.drop()
                 raise
-            return expected
 
-        begun = await begin() if asked is None else await self._keys.once(asked, begin)
+        begun = await begin() if key is None else await self._keys.once(key, begin)
         if isinstance(begun, Attach):
-            return await self._handoff.attach(
-                tenant=caller.tenant,
-                request=begun.request,
-                deadline_s=begun.deadline_s,
-                stream=bool(ask.stream),
-                headers={"x-request-id": begun.request, **headers},
-            )
+            return await self._attach(asked, caller.tenant, begun, headers)
         return begun.answer(
-            stream=bool(ask.stream),
+            stream=asked.stream,
             headers={"x-request-id": request, **headers},
-            lingers=asked is not None,
+            lingers=key is not None,
+        )
+
+    async def _parse(self, body: bytes, *, tenant: str, request: str) -> Asked:
+        """Read and check a body. Raises a Refusal."""
+        ask = parse(body, chat=self._chat)
+        return Asked(ask, stream=bool(ask.stream))
+
+    async def _accepted(self, asked: Asked, envelope: Envelope, expected: Expected) -> Expected:
+        """Do what is due once a request is in the queue; return who answers. Raises a Refusal."""
+        return expected
+
+    async def _attach(
+        self, asked: Asked, tenant: str, there: Attach, headers: Mapping[str, str]
+    ) -> Answer:
+        """Return the answer of a request that is there already, for one more reader."""
+        return await self._handoff.attach(
+            tenant=tenant,
+            request=there.request,
+            deadline_s=there.deadline_s,
+            stream=asked.stream,
+            headers={"x-request-id": there.request, **headers},
         )
 
 
@@ -167,17 +199,7 @@ def models(ingress: Ingress) -> Any:
         scope = request.scope
         caller = await ingress.gate.recognise(scope["headers"], peer=peer_of(scope))
         policy = ingress.gate.policy(caller)
-        cards = [
-            {
-                "id": card.name,
-                "object": "model",
-                "created": card.created_s,
-                "owned_by": "headrace",
-                "max_model_len": card.max_model_len,
-            }
-            for card in ingress.catalogue.cards()
-            if policy.allows(card.name)
-        ]
+        cards = [_listed(card) for card in ingress.catalogue.cards() if policy.allows(card.name)]
         headers = await ratelimit_headers(ingress.line, caller.tenant)
         return as_json(
             {"object": "list", "data": cards},
@@ -185,3 +207,27 @@ def models(ingress: Ingress) -> Any:
         )
 
     return handle
+
+
+def model(ingress: Ingress) -> Any:
+    """Return the handler of `GET /v1/models/{model}`; a name may hold slashes."""
+
+    async def handle(request: Request) -> Response:
+        scope = request.scope
+        caller = await ingress.gate.recognise(scope["headers"], peer=peer_of(scope))
+        policy = ingress.gate.policy(caller)
+        card = ingress.catalogue.find(request.path_params["model"], policy).card
+        headers = await ratelimit_headers(ingress.line, caller.tenant)
+        return as_json(_listed(card), headers={"x-request-id": new_request_id(), **headers})
+
+    return handle
+
+
+def _listed(card: ModelCard) -> dict[str, Any]:
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": card.created_s,
+        "owned_by": "headrace",
+        "max_model_len": card.max_model_len,
+    }

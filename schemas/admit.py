@@ -1,10 +1,11 @@
 """Questions to the NATS service `ingress`, and its answers: JSON, so that `nats request` can ask.
 
-`ingress.identify` says whose key this is, `ingress.admit` puts a request into the queue.
+`ingress.identify` says whose key this is, `ingress.admit` puts a request into the queue,
+`ingress.respond` a response.
 """
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -20,9 +21,11 @@ from schemas.errors import (
     ModelNotFound,
     NoWorkers,
     OverPolicy,
+    PreviousResponseNotFound,
     QueueFull,
     QueueTimeout,
     Refusal,
+    RequestCancelled,
     RequestTooLarge,
     TooManyRequests,
 )
@@ -30,6 +33,7 @@ from schemas.errors import (
 SERVICE: Final = "ingress"
 IDENTIFY: Final = "identify"
 ADMIT: Final = "admit"
+RESPOND: Final = "respond"
 
 _REFUSALS: Final[dict[str, type[Refusal]]] = {
     kind.__name__: kind
@@ -45,8 +49,10 @@ _REFUSALS: Final[dict[str, type[Refusal]]] = {
         ModelNotFound,
         NoWorkers,
         OverPolicy,
+        PreviousResponseNotFound,
         QueueFull,
         QueueTimeout,
+        RequestCancelled,
         RequestTooLarge,
         TooManyRequests,
     )
@@ -93,6 +99,39 @@ class Admit(msgspec.Struct, frozen=True):
         return Caller(self.tenant, self.key, self.until_s)
 
 
+class AdmitResponse(msgspec.Struct, frozen=True):
+    """Put this response into the queue, as `Admit`; `before` is the conversation that it goes on
+    from, where that is stored nowhere but on its socket."""
+
+    tenant: str
+    body: msgspec.Raw
+    request: str
+    streamer: str
+    deadline_s: float
+    key: str | None = None
+    until_s: float | None = None
+    before: list[msgspec.Raw] | None = None
+
+    @property
+    def caller(self) -> Caller:
+        """Whose response it is."""
+        return Caller(self.tenant, self.key, self.until_s)
+
+
+class AdmittedResponse(NamedTuple):
+    """A response that was admitted: its model; what it was made from, as JSON, if that is stored
+    nowhere; and the frames of its reply if it is not run."""
+
+    model: str
+    made_from: bytes | None = None
+    frames: tuple[bytes, ...] = ()
+
+
+def items_of(array: bytes | None) -> list[msgspec.Raw] | None:
+    """Return the members of a JSON array as they are: msgspec knows no optional raw value."""
+    return None if array is None else msgspec.json.decode(array, type=list[msgspec.Raw])
+
+
 class RefusalText(msgspec.Struct, frozen=True):
     """A refusal on its way between nodes."""
 
@@ -103,10 +142,10 @@ class RefusalText(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(refusal: Refusal) -> "RefusalText":
-        """Return a refusal as text."""
-        return RefusalText(
-            type(refusal).__name__, refusal.message, refusal.param, refusal.retry_after_s
-        )
+        """Return a refusal as text; of a kind that only its node knows, as what that is one of."""
+        kinds = (kind.__name__ for kind in type(refusal).__mro__)
+        kind = next((kind for kind in kinds if kind in _REFUSALS), type(refusal).__name__)
+        return RefusalText(kind, refusal.message, refusal.param, refusal.retry_after_s)
 
     def refusal(self) -> Refusal:
         """Return the refusal; one of a kind that we do not know is our own fault."""
@@ -115,14 +154,20 @@ class RefusalText(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The answer to both: the caller (None for one who must still show a key), or a refusal; and
-    the model of a request that was admitted."""
+    """The answer to all: the caller (None for one who must still show a key), or a refusal; and
+    the model of a request that was admitted.
+
+    `made_from` are the items of a response that is stored nowhere, `frames` the whole reply to one
+    that is not run.
+    """
 
     tenant: str | None = None
     refusal: RefusalText | None = None
     key: str | None = None
     until_s: float | None = None
     model: str = ""
+    made_from: list[msgspec.Raw] | None = None
+    frames: tuple[bytes, ...] = ()
 
     @staticmethod
     def of(caller: Caller | None) -> "Answer":

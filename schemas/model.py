@@ -11,7 +11,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A served model: all that ingress needs to render, tokenise and place a prompt.
 
     `files` maps a tokenizer file's name to its name in `blobs` (which holds its digest).
-    `simulated` says that the test hook `sim` is understood.
+    `simulated` says that the test hook `sim` is understood. The parsers are those of the model's
+    workers, by vLLM's names: without one for tools none can be called.
     """
 
     name: str
@@ -20,6 +21,13 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     partitions: int = PARTITIONS
     files: dict[str, str]
     simulated: bool = False
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+
+    @property
+    def parses(self) -> bool:
+        """Whether the workers parse what the model says in a chat."""
+        return self.tool_parser is not None or self.reasoning_parser is not None
 
 
 class WorkerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

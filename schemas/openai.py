@@ -1,8 +1,8 @@
 """What clients send: OpenAI's chat completions and completions, decoded and checked in one go.
 
-Unknown fields have no effect. A known field of a wrong type or out of OpenAI's range is refused
-with its name; `null` stands for the default. Fields that no engine here can serve yet are refused,
-never ignored.
+Unknown fields have no effect. A known field of a wrong type or out of its range is refused with its
+name; `null` stands for the default. Fields that cannot be served are refused, never ignored
+(`schemas.refused`); docs/api.md lists all of them.
 """
 
 import re
@@ -11,12 +11,19 @@ from typing import Annotated, Any, Final, Literal, TypeVar, cast
 import msgspec
 from msgspec import Meta
 
+from schemas.conversation import ChatMessage as ChatMessage
+from schemas.conversation import ContentPart as ContentPart
+from schemas.conversation import check_messages
 from schemas.errors import InvalidRequest
-from schemas.wire import SimHook
+from schemas.refused import check_chat, check_completion
+from schemas.structure import ResponseFormat, StructuredOutputs, structured_of
+from schemas.tools import NamedTool, Tool, ToolChoice, Tools, check_tools
+from schemas.wire import SimHook, Structured
 
 _INT64_MAX: Final = 2**63 - 1
 STOPS_MAX: Final = 4
 STOP_CHARACTERS_MAX: Final = 1024
+METADATA_MAX: Final = 16
 
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
@@ -28,6 +35,17 @@ StopText = Annotated[str, Meta(min_length=1, max_length=STOP_CHARACTERS_MAX)]
 Stop = StopText | Annotated[list[StopText], Meta(max_length=STOPS_MAX)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Bias = dict[str, Annotated[float, Meta(ge=-100, le=100)]]
+TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+MinP = Annotated[float, Meta(ge=0, le=1)]
+RepetitionPenalty = Annotated[float, Meta(gt=0, le=100)]
+TokenIds = Annotated[list[TokenId], Meta(max_length=1024)]
+BadWords = Annotated[list[StopText], Meta(max_length=128)]
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+    Meta(max_length=METADATA_MAX),
+]
+Priority = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -35,23 +53,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
     include_usage: bool | None = None
     include_event_ids: bool | None = None
-
-
-class ContentPart(msgspec.Struct, frozen=True):
-    """A part of a message; only text can be served."""
-
-    type: str
-    text: str | None = None
-
-
-class ChatMessage(msgspec.Struct, frozen=True):
-    """One turn of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
+    include_obfuscation: bool | None = None
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,14 +69,40 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: Bias | None = None
-    ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
-    session_id: str | None = None
     prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    metadata: Metadata | None = None
+    store: bool | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    # vLLM's
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=_INT64_MAX)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    bad_words: BadWords | None = None
+    allowed_token_ids: TokenIds | None = None
+    add_special_tokens: bool | None = None
+    priority: Priority | None = None
+    # Ours
+    session_id: str | None = None
     on_disconnect: Literal["cancel", "continue"] | None = None
     sim: SimHook | None = None
+    # Refused wherever they ask for something: see schemas.refused
+    prompt_logprobs: Any = None
+    use_beam_search: Any = None
+    truncate_prompt_tokens: Any = None
+    return_token_ids: Any = None
+    return_tokens_as_token_ids: Any = None
 
     @property
     def keep(self) -> bool:
@@ -93,6 +121,11 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
+    @property
+    def structured(self) -> Structured | None:
+        """The form that the answer must have. Raises InvalidRequest where two are asked for."""
+        return structured_of(self.response_format, self.structured_outputs)
+
 
 class ChatRequest(Generation, frozen=True, kw_only=True):
     """`POST /v1/chat/completions`."""
@@ -101,8 +134,27 @@ class ChatRequest(Generation, frozen=True, kw_only=True):
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    tools: list[dict[str, Any]] | None = None
-    response_format: dict[str, Any] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    modalities: list[str] | None = None
+    # vLLM's
+    include_reasoning: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    # Refused wherever they ask for something: see schemas.refused
+    audio: Any = None
+    web_search_options: Any = None
+    functions: Any = None
+    function_call: Any = None
+    chat_template: Any = None
+    echo: Any = None
+    logprob_token_ids: Any = None
+    thinking_token_budget: Any = None
 
     @property
     def output_tokens(self) -> int | None:
@@ -114,6 +166,29 @@ class ChatRequest(Generation, frozen=True, kw_only=True):
         """How many likeliest tokens to report beside each token; None for no log probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    @property
+    def choice(self) -> Literal["none", "auto", "required"] | NamedTool:
+        """Whether a tool may, must, or must not be called; with tools the default is `auto`."""
+        return self.tool_choice or ("auto" if self.tools else "none")
+
+    @property
+    def prompts_answer(self) -> bool:
+        """Whether the template is to end with the beginning of an answer."""
+        return self.add_generation_prompt is not False
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """The chat template's further variables, as vLLM gives them."""
+        given = dict(self.chat_template_kwargs or {})
+        if self.documents is not None:
+            given["documents"] = self.documents
+        if self.verbosity is not None:
+            given.setdefault("verbosity", self.verbosity)
+        if self.reasoning_effort is not None:
+            given.setdefault("reasoning_effort", self.reasoning_effort)
+            given.setdefault("enable_thinking", self.reasoning_effort != "none")
+        return given
+
 
 class CompletionRequest(Generation, frozen=True, kw_only=True):
     """`POST /v1/completions`."""
@@ -123,6 +198,7 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
     echo: bool | None = None
     suffix: str | None = None
     best_of: Annotated[int, Meta(ge=1, le=20)] | None = None
+    prompt_embeds: Any = None  # refused
 
     @property
     def output_tokens(self) -> int | None:
@@ -152,11 +228,11 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
         return self.logprobs
 
 
-_Request = TypeVar("_Request", bound=Generation)
+_Request = TypeVar("_Request", bound=msgspec.Struct)
 
 _chat = msgspec.json.Decoder(ChatRequest)
 _completion = msgspec.json.Decoder(CompletionRequest)
-_PATH: Final = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+_PATH: Final = re.compile(r" - at `(?:key`? in `?)?\$\.?([^`]*)`$")
 _INDEX: Final = re.compile(r"(\[[^\]]*\])+$")
 _MISSING: Final = re.compile(r"missing required field `([^`]+)`")
 
@@ -166,30 +242,21 @@ def parse_chat(body: bytes, *, streamed: bool = False) -> ChatRequest:
 
     `streamed` says that the answer is a stream whatever the body says.
     """
-    request = _decode(_chat, body)
-    _check_shared(request, streamed=streamed)
-    if request.top_logprobs is not None and not request.logprobs:
-        raise InvalidRequest("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
-    for number, message in enumerate(request.messages):
-        for part in message.content if isinstance(message.content, list) else ():
-            if part.type not in ("text", "refusal"):
-                raise InvalidRequest(
-                    f"Content of type '{part.type[:40]}' cannot be served: only text can.",
-                    param=f"messages[{number}].content",
-                )
-    if request.response_format is not None and request.response_format.get("type") != "text":
-        raise InvalidRequest("Only the 'text' response format is served.", param="response_format")
+    request = decode_body(_chat, body)
+    check_shared(request, streamed=streamed)
+    check_chat_request(request)
     return request
 
 
 def parse_completion(body: bytes, *, streamed: bool = False) -> CompletionRequest:
     """Read and check a completion request; arguments and errors as `parse_chat`."""
-    request = _decode(_completion, body)
-    _check_shared(request, streamed=streamed)
-    if request.echo:
-        raise InvalidRequest("'echo' is not served.", param="echo")
-    if request.suffix:
-        raise InvalidRequest("'suffix' is not served.", param="suffix")
+    request = decode_body(_completion, body)
+    check_shared(request, streamed=streamed)
+    check_completion(request)
+    if request.echo and request.logprobs is not None:
+        raise InvalidRequest(
+            "Log probabilities of an echoed prompt are not served.", param="logprobs"
+        )
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise InvalidRequest("'best_of' other than 'n' is not served.", param="best_of")
     if not request.prompt:
@@ -199,7 +266,27 @@ def parse_completion(body: bytes, *, streamed: bool = False) -> CompletionReques
     return request
 
 
-def _decode(decoder: "msgspec.json.Decoder[_Request]", body: bytes) -> _Request:
+def check_chat_request(request: ChatRequest) -> None:
+    """Check what the types of a chat request cannot say. Raises InvalidRequest."""
+    check_chat(request)
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidRequest("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
+    check_messages(request.messages)
+    check_tools(request.tools, request.tool_choice)
+    if request.structured is not None and request.choice not in ("none", "auto"):
+        raise InvalidRequest(
+            "A forced tool call has the form of its arguments: no other can be asked for.",
+            param="tool_choice",
+        )
+    if request.continue_final_message and request.prompts_answer:
+        raise InvalidRequest(
+            "'continue_final_message' needs 'add_generation_prompt' to be false.",
+            param="continue_final_message",
+        )
+
+
+def decode_body(decoder: "msgspec.json.Decoder[_Request]", body: bytes) -> _Request:
+    """Read a request's body. Raises InvalidRequest naming the field."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -220,7 +307,8 @@ def _decode(decoder: "msgspec.json.Decoder[_Request]", body: bytes) -> _Request:
         raise InvalidRequest("The body is nested too deeply.") from None
 
 
-def _check_shared(request: Generation, *, streamed: bool) -> None:
+def check_shared(request: Generation, *, streamed: bool) -> None:
+    """Check what the types of the shared fields cannot say. Raises InvalidRequest."""
     if request.stream_options is not None and not (request.stream or streamed):
         raise InvalidRequest("'stream_options' needs 'stream' to be true.", param="stream_options")
     if not request.model:
@@ -228,3 +316,9 @@ def _check_shared(request: Generation, *, streamed: bool) -> None:
     for token in request.logit_bias or ():
         if not token.isascii() or not token.isdigit() or len(token) > 9:
             raise InvalidRequest("'logit_bias' maps token ids to numbers.", param="logit_bias")
+    _ = request.structured  # raises where it makes no sense
+
+
+def tools_plain(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
+    """Return tools as chat templates are given them."""
+    return [tool.plain() for tool in tools] if tools else None

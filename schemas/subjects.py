@@ -159,6 +159,11 @@ def answer_key(*, tenant: str, request: str) -> str:
     return f"$KV.{RESPONSES}.answer.{escape(tenant)}.{request}"
 
 
+def response_key(*, tenant: str, response: str) -> str:
+    """Return the subject in `responses` of the record of a stored response."""
+    return f"$KV.{RESPONSES}.response.{escape(tenant)}.{response}"
+
+
 def claim_key(*, tenant: str, digest: str) -> str:
     """Return the subject in `responses` of a claim; `digest` is that of its Idempotency-Key."""
     return f"$KV.{RESPONSES}.claim.{escape(tenant)}.{digest}"

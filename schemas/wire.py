@@ -18,6 +18,10 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgpack
 import msgspec
 
+from schemas.sampling import Parsing as Parsing
+from schemas.sampling import Sampling as Sampling
+from schemas.sampling import Structured as Structured
+
 WIRE_VERSION: Final = 1
 
 Wire = int | float | str | bytes | None | Sequence["Wire"] | dict[str, "Wire"]
@@ -30,7 +34,7 @@ class BadFrame(Exception):
 class Shape(NamedTuple):
     """What a reader must know to render a reply: it is in the log, so a replay is byte-equal."""
 
-    endpoint: str  # "chat" or "completion"
+    endpoint: str  # "chat", "completion" or "response"
     model: str
     created_s: int
     include_usage: bool
@@ -38,6 +42,8 @@ class Shape(NamedTuple):
     logprobs: bool
     keep: bool = False  # whether the request runs on when its last reader leaves
     event_ids: bool = True
+    response: bytes = b""  # JSON: what a Responses object repeats of its request
+    echo: str = ""  # what stands before the text of each choice
 
 
 class TopToken(NamedTuple):
@@ -225,22 +231,6 @@ def span(pieces: Sequence[Piece]) -> int:
     return sum(len(piece.tokens) for piece in pieces)
 
 
-class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How to choose tokens, in the words of vLLM's SamplingParams. `seed` None is the engine's."""
-
-    max_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    n: int = 1
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] | None = None
-    logprobs: int | None = None
-    ignore_eos: bool = False
-
-
 class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A tool call that the simulated engine makes: its arguments arrive in pieces."""
 
@@ -293,6 +283,8 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     sim: SimHook | None = None
     keep_answer: bool = False  # the frames go to `responses` once the reply has ended
     key: str | None = None  # the id of the key that it was sent with
+    priority: int = 0  # as vLLM's: lower is sooner
+    parsing: Parsing | None = None
 
     @property
     def tokens(self) -> list[int]:

@@ -34,9 +34,10 @@ from streamer.app import Application
 from streamer.desk import Desk
 from streamer.mailbox import Mailbox
 from streamer.orphans import Orphans
+from streamer.rooms import ROOMS
+from streamer.sockets import Sockets
 from streamer.telemetry import desk_readings
 from streamer.telemetry import readings as streamer_readings
-from streamer.websocket import Sockets
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
         return Readiness("ready" if bus.ready else "starting", {"broker": bus.ready})
 
     admission = RemoteAdmission(bus, local=is_loopback(settings.host))
-    sockets = Sockets(mailbox, admission)
+    sockets = Sockets(mailbox, admission, rooms=ROOMS)
 
     async def alive(message: Message) -> None:
         with contextlib.suppress(BrokerAway):

@@ -64,8 +64,14 @@ class Replies:
         reply.lingers = ticket.lingers
         # Any page may read it: whoever has the ticket may, and a browser that followed a redirect
         # to another origin does not say any more where it comes from.
-        headers = {"x-request-id": ticket.request, "access-control-allow-origin": "*"}
-        return Relay(self._mailbox, reply, stream=ticket.stream, headers=headers)
+        headers = {
+            "x-request-id": ticket.request,
+            "access-control-allow-origin": "*",
+            **ticket.ratelimit,
+        }
+        return Relay(
+            self._mailbox, reply, stream=ticket.stream, headers=headers, after=ticket.after
+        )
 
     def _open(self, claim: Claim) -> OpenReply:
         ticket = claim.ticket

@@ -17,8 +17,8 @@ from headrace.connection import Connection
 from headrace.workforce import no_workers
 from schemas import subjects
 from schemas.errors import DeadlineExceeded, Refusal, StreamInterrupted
+from schemas.reply import Event, Reply, Shown
 from schemas.wire import BadFrame, Failed, Finished, Keepalive, Piece, Tokens, decode_frame
-from streamer.reply import Event, Reply, Shown
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,7 @@ class OpenReply:
         self.refusal: Refusal | None = None
         self.left = False
         self.comment_due = False
+        self.opening_due = False
         self.tokens = 0
         self.heard_on: str | None = None  # the subject of its frames, which names its streamer
         self.lingers = False  # whether its client may come back in a moment
@@ -75,11 +76,13 @@ class OpenReply:
         self._pending: list[Event] = []
         self._pending_bytes = 0
         self._behind = False
+        self._begun = False  # whether the reader was told so
         self._log_due = False
         self._log_failed = False
         self._log_seq = 0
         self._given: deque[bytes] | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._abandoned: asyncio.Future[None] | None = None
         self._heard_s = now_s
         self._quiet_read_s = now_s
         self._sent_s = now_s
@@ -113,9 +116,11 @@ class OpenReply:
         if self._behind:
             return
         events = self._read(data, stored_seq=None)
-        if events:
-            self._recent.append(data)
-        if not events or self._written(events):
+        if not events:
+            self._note_opening()
+            return
+        self._recent.append(data)
+        if self._written(events):
             return
         self._keep(events, len(data))
         if self._pending_bytes > self._bytes_max:
@@ -128,6 +133,13 @@ class OpenReply:
         except BadFrame as error:
             log.warning("a frame of %s that we cannot read: %s", self.request, error)
             return ()
+
+    def _note_opening(self) -> None:
+        """Wake the reader if its client is to be told that the reply has begun."""
+        shape = self.reply.shape
+        if shape is not None and shape.endpoint == "response" and not self._begun:
+            self.opening_due = self._begun = True
+            self._wake()
 
     def _keep(self, events: Sequence[Event], size: int) -> None:
         self._pending.extend(events)
@@ -153,7 +165,7 @@ class OpenReply:
 
     async def next(self) -> list[Event]:
         """Wait for events and return all there are; none when something else is to be looked at:
-        `left`, `refusal` or `comment_due`."""
+        `left`, `refusal`, `comment_due` or `opening_due`."""
         while True:
             if self._rest is not None:
                 self.sending()
@@ -170,7 +182,7 @@ class OpenReply:
             if self._behind:
                 self._log_due = True
                 continue
-            if self.left or self.refusal is not None or self.comment_due:
+            if self.left or self.refusal is not None or self.comment_due or self.opening_due:
                 return []
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -223,6 +235,7 @@ class OpenReply:
             self._keep(self._read(entry.data, stored_seq=entry.seq), len(entry.data))
             self._log_seq, self.heard_on = entry.seq, entry.subject
         self._behind |= more  # the rest is read once this has been: a reply may be long
+        self._note_opening()
 
     def _take_given(self, frames: deque[bytes]) -> None:
         while frames and self._pending_bytes <= self._bytes_max:
@@ -266,13 +279,19 @@ class OpenReply:
     def leave(self) -> None:
         """Note that the client is gone."""
         self.left = True
-        self._wake()
+        self._abandon()
 
     def refuse(self, refusal: Refusal) -> None:
         """End the reply with an error, after what is pending."""
         if self.refusal is None and not self.reply.ended:
             self.refusal = refusal
-            self._wake()
+            self._abandon()
+
+    async def abandoned(self) -> None:
+        """Return once nobody waits for the reply: its client has left, or it was refused."""
+        if not self.left and self.refusal is None:
+            self._abandoned = asyncio.get_running_loop().create_future()
+            await self._abandoned
 
     def look_at_log(self) -> None:
         """Have the log read."""
@@ -337,6 +356,11 @@ class OpenReply:
             self.refuse(StreamInterrupted("A part of the reply is missing; resume the stream."))
         elif now_s - self._hole_s > HOLE_READ_S:
             self.look_at_log()
+
+    def _abandon(self) -> None:
+        self._wake()
+        if self._abandoned is not None and not self._abandoned.done():
+            self._abandoned.set_result(None)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -4,17 +4,15 @@ so that a replay is equal byte for byte.
 Objects as OpenAI documents them: `chat.completion.chunk`, `chat.completion`, `text_completion`.
 """
 
-import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from schemas.wire import Piece, Shape, TokenLogprob, Usage
+from schemas.logprobs import finite, logprob_of
+from schemas.wire import Piece, Shape, Usage
 
 _json = msgspec.json.Encoder().encode
-_LEAST_LOGPROB: Final = -9999.0
-"""What OpenAI reports for a token outside the likeliest: JSON has no infinity."""
 
 
 class Chunks:
@@ -24,6 +22,9 @@ class Chunks:
         self._chat = shape.endpoint == "chat"
         self._logprobs = shape.logprobs
         self._roles_due = set(range(shape.choices)) if self._chat else set()
+        self._offsets: dict[int, int] = {}  # characters of each choice's tokens so far
+        self._echo = shape.echo
+        self._echoes_due = set(range(shape.choices)) if shape.echo else set()
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         head = _json(
             {
@@ -47,6 +48,9 @@ class Chunks:
     def piece(self, piece: Piece) -> bytes | None:
         """Return the chunk of a piece; None for one that shows nothing."""
         choice = piece.choice
+        if choice in self._echoes_due:
+            self._echoes_due.discard(choice)
+            piece = piece._replace(text=self._echo + piece.text)
         if piece.delta is None and not self._logprobs and choice not in self._roles_due:
             if not piece.text:
                 return None
@@ -62,9 +66,14 @@ class Chunks:
         else:
             body["text"] = piece.text
         if self._logprobs or not self._chat:
-            body["logprobs"] = logprobs_of([piece], chat=self._chat) if self._logprobs else None
+            body["logprobs"] = self._logprobs_of(piece) if self._logprobs else None
         body["finish_reason"] = None
         return self._head + b',"choices":[' + _json(body) + b"]" + self._tail
+
+    def _logprobs_of(self, piece: Piece) -> dict[str, Any]:
+        offset = self._offsets.get(piece.choice, 0)
+        self._offsets[piece.choice] = offset + sum(len(t.text) for t in piece.logprobs or ())
+        return logprobs_of([piece], chat=self._chat, offset=offset)
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
         delta: dict[str, Any] = {}
@@ -83,9 +92,11 @@ class Chunks:
             if self._chat:
                 body["delta"] = {"role": "assistant"} if choice in self._roles_due else {}
             else:
-                body |= {"text": "", "logprobs": None}
+                echo = self._echo if choice in self._echoes_due else ""
+                body |= {"text": echo, "logprobs": None}
             choices.append(body | {"finish_reason": reason})
         self._roles_due.clear()
+        self._echoes_due.clear()
         return self._head + b',"choices":' + _json(choices) + self._tail
 
     def usage(self, usage: Usage) -> bytes | None:
@@ -111,13 +122,15 @@ def usage_of(usage: Usage) -> dict[str, Any]:
     }
 
 
-def logprobs_of(pieces: Sequence[Piece], *, chat: bool) -> dict[str, Any]:
-    """Return the API's log probabilities of some pieces of one choice."""
+def logprobs_of(pieces: Sequence[Piece], *, chat: bool, offset: int = 0) -> dict[str, Any]:
+    """Return the API's log probabilities of some pieces of one choice.
+
+    `offset` is where their text begins, in characters.
+    """
     tokens = [token for piece in pieces for token in piece.logprobs or ()]
     if chat:
-        return {"content": [_chat_logprob(token) for token in tokens]}
+        return {"content": [logprob_of(token) for token in tokens]}
     offsets = []
-    offset = 0
     for token in tokens:
         offsets.append(offset)
         offset += len(token.text)
@@ -127,18 +140,3 @@ def logprobs_of(pieces: Sequence[Piece], *, chat: bool) -> dict[str, Any]:
         "tokens": [token.text for token in tokens],
         "top_logprobs": [{top.text: finite(top.logprob) for top in token.top} for token in tokens],
     }
-
-
-def _chat_logprob(token: TokenLogprob) -> dict[str, Any]:
-    return _one_logprob(token.text, token.logprob) | {
-        "top_logprobs": [_one_logprob(top.text, top.logprob) for top in token.top]
-    }
-
-
-def _one_logprob(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode())}
-
-
-def finite(logprob: float) -> float:
-    """Return a log probability that JSON can hold."""
-    return logprob if math.isfinite(logprob) else _LEAST_LOGPROB

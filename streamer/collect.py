@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from schemas.reply import Complete, Shown
 from schemas.wire import Piece, Shape
 from streamer.chunks import answer_id, logprobs_of, usage_of
-from streamer.reply import Complete, Shown
 
 
 class Collected:
@@ -37,6 +37,8 @@ class Collected:
         pieces = self._pieces[index]
         text = "".join(piece.text for piece in pieces)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if reasoning := "".join((piece.delta or {}).get("reasoning") or "" for piece in pieces):
+            message["reasoning"] = reasoning
         if calls := _tool_calls(pieces):
             message["tool_calls"] = calls
             message["content"] = text or None
@@ -51,7 +53,7 @@ class Collected:
         pieces = self._pieces[index]
         return {
             "index": index,
-            "text": "".join(piece.text for piece in pieces),
+            "text": self._shape.echo + "".join(piece.text for piece in pieces),
             "logprobs": logprobs_of(pieces, chat=False) if self._shape.logprobs else None,
             "finish_reason": reason,
         }

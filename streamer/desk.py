@@ -97,7 +97,8 @@ class Desk:
         except BadFrame:
             return
         if isinstance(frame, Started) and request not in self._unclaimed:
-            self._unclaimed[request] = _Unclaimed(subject, now_s + CLAIM_S, now_s + REMEMBER_S)
+            cancel_at_s = math.inf if frame.shape.keep else now_s + CLAIM_S
+            self._unclaimed[request] = _Unclaimed(subject, cancel_at_s, now_s + REMEMBER_S)
         found = self._unclaimed.get(request)
         if found is None:
             return

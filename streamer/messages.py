@@ -14,8 +14,8 @@ import msgspec
 
 from headrace.deadline import bad_timeout, is_timeout
 from schemas.errors import InvalidRequest, Refusal, refusal_of
+from schemas.reply import Broken, Complete, Event, Shown
 from streamer.chunks import Chunks
-from streamer.reply import Broken, Complete, Event, Shown
 
 ID_CHARACTERS_MAX: Final = 256
 _REASON_BYTES_MAX: Final = 123  # RFC 6455, section 5.5: 125 bytes with the code
@@ -143,6 +143,10 @@ class MessageLines:
         self._chunks = chunks
         self._head = _head(name)
         self._opening = self._head + b'"chunk":'
+
+    def opening(self) -> list[bytes]:
+        """Return the messages that come first: none, before there is a token."""
+        return []
 
     def render(self, events: Sequence[Event]) -> list[bytes]:
         """Return the messages of some events."""

@@ -12,12 +12,14 @@ import msgspec
 
 from headrace.connection import connection_of
 from schemas.errors import InternalError, Refusal, StreamInterrupted, refusal_of
+from schemas.reply import Broken, Complete, Event, Shown
+from schemas.response_events import ResponseEvents
 from streamer.buffer import OpenReply
 from streamer.chunks import Chunks
 from streamer.collect import Collected
 from streamer.eager import start
 from streamer.mailbox import Mailbox
-from streamer.reply import Broken, Complete, Event, Shown
+from streamer.response_lines import CollectedResponse, ResponseLines
 from streamer.sse import COMMENT, EventLines, error_event
 
 log = logging.getLogger(__name__)
@@ -76,20 +78,24 @@ class Relay:
         reply = self._reply
         await self._send_head(send, 200, "text/event-stream; charset=utf-8")
         self._begun = True
-        lines: EventLines | None = None
+        lines: EventLines | ResponseLines | None = None
         while not reply.left:
             events = await reply.next()
+            body = b""
+            if lines is None and (events or reply.opening_due):
+                lines = self._lines()
+                body = lines.opening()
+                reply.write_now = _writing(lines, send)
+            reply.opening_due = False
             if events:
-                if lines is None:
-                    lines = self._lines()
-                    reply.write_now = _writing(lines, send)
-                body = lines.render(events)
+                assert lines is not None
+                body += lines.render(events)
                 ended = isinstance(events[-1], Complete | Broken)
             elif reply.refusal is not None:
-                body = error_event(reply.refusal)
+                body += error_event(reply.refusal) if lines is None else lines.error(reply.refusal)
                 ended = True
             else:
-                body = COMMENT if reply.comment_due else b""
+                body = body or (COMMENT if reply.comment_due else b"")
                 ended = False
             if body or ended:
                 reply.sending()
@@ -110,21 +116,25 @@ class Relay:
         await send({"type": "http.response.body", "body": body, "more_body": False})
         connection.close(still_s=CUT_S)
 
-    def _lines(self) -> EventLines:
+    def _lines(self) -> EventLines | ResponseLines:
         shape = self._reply.reply.shape
         assert shape is not None  # events are handed over only when it is known
+        if shape.endpoint == "response":
+            response = ResponseEvents(self._reply.request, shape)
+            return ResponseLines(response, after=self._after, ids=shape.event_ids)
         chunks = Chunks(self._reply.request, shape)
         return EventLines(chunks, after=self._after, ids=shape.event_ids)
 
     async def _send_object(self, send: Send) -> None:
         reply = self._reply
-        collected: Collected | None = None
+        collected: Collected | CollectedResponse | None = None
         while not reply.left:
             events = await reply.next()
             if events and collected is None:
                 shape = reply.reply.shape
                 assert shape is not None
-                collected = Collected(reply.request, shape)
+                kind = CollectedResponse if shape.endpoint == "response" else Collected
+                collected = kind(reply.request, shape)
             for event in events:
                 assert collected is not None
                 match event:
@@ -139,14 +149,14 @@ class Relay:
             if reply.refusal is not None:
                 await self._send_refusal(send, reply.refusal)
                 return
-            reply.comment_due = False
+            reply.comment_due = reply.opening_due = False
 
     async def _send_refusal(self, send: Send, refusal: Refusal) -> None:
         if refusal.retry_after_s is not None:
             self._headers.append((b"retry-after", str(refusal.retry_after_s).encode()))
         await self._send_json(send, refusal.status, refusal.body())
 
-    async def _send_json(self, send: Send, status: int, body: dict[str, Any]) -> None:
+    async def _send_json(self, send: Send, status: int, body: Any) -> None:
         try:
             content = msgspec.json.encode(body)
         except (msgspec.MsgspecError, TypeError):
@@ -167,7 +177,9 @@ class Relay:
         await send({"type": "http.response.start", "status": status, "headers": headers})
 
 
-def _writing(lines: EventLines, send: Send) -> Callable[[Sequence[Event]], Awaitable[None] | None]:
+def _writing(
+    lines: EventLines | ResponseLines, send: Send
+) -> Callable[[Sequence[Event]], Awaitable[None] | None]:
     """Return what writes tokens at once, without waking this reply's task."""
 
     def write(events: Sequence[Event]) -> Awaitable[None] | None:

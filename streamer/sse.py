@@ -12,9 +12,9 @@ from typing import Any, Final
 import msgspec
 
 from schemas.errors import Refusal, refusal_of
+from schemas.reply import Broken, Complete, Event, Shown
 from schemas.wire import Piece
 from streamer.chunks import Chunks
-from streamer.reply import Broken, Complete, Event, Shown
 
 COMMENT: Final = b": waiting\n"
 """A line, with no blank one after it: OpenAI's SDK, once it has seen an id, would take that for an
@@ -29,6 +29,14 @@ class EventLines:
         self._chunks = chunks
         self._after = after
         self._ids = ids
+
+    def opening(self) -> bytes:
+        """Return the bytes of what comes first: nothing, before there is a token."""
+        return b""
+
+    def error(self, refusal: Refusal) -> bytes:
+        """Return the event that ends the stream with an error."""
+        return error_event(refusal)
 
     def render(self, events: Sequence[Event]) -> bytes:
         """Return the bytes of some events, all of them in one write."""

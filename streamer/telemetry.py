@@ -3,7 +3,7 @@
 from headrace.telemetry import Reading
 from streamer.desk import Desk
 from streamer.mailbox import Mailbox
-from streamer.websocket import Sockets
+from streamer.sockets import Sockets
 
 
 def readings(mailbox: Mailbox, sockets: Sockets) -> list[Reading]:

@@ -9,14 +9,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final, assert_never
 
-import msgspec
-
-from headrace.connection import Connection, connection_of
+from headrace.connection import Connection
 from headrace.deadline import DEADLINE_S, timeout_s_of
-from headrace.requests import peer_of
 from schemas.admit import Caller
 from schemas.errors import (
     DeadlineExceeded,
@@ -24,33 +22,30 @@ from schemas.errors import (
     InternalError,
     InvalidApiKey,
     InvalidRequest,
-    NotFound,
     Refusal,
     RequestCancelled,
     StreamInterrupted,
     TooManyRequests,
 )
+from schemas.reply import Broken, Complete, Event
 from schemas.subjects import new_request_id
+from schemas.wire import Shape
 from streamer import messages
-from streamer.admission import Admission
 from streamer.buffer import OpenReply
 from streamer.chunks import Chunks
 from streamer.eager import start
-from streamer.mailbox import Mailbox
 from streamer.messages import Auth, Begin, Cancel, Close, MessageLines, Unclear
-from streamer.reply import Broken, Complete, Event
+from streamer.response_messages import ResponseMessages
+from streamer.sockets import Receive, Room, Send, Sockets, reject
 
 log = logging.getLogger(__name__)
 
 REQUESTS_MAX: Final = 256
-SOCKETS_MAX: Final = 20_000
 BUFFER_BYTES_MAX: Final = 16 * 1024
-AUTH_S: Final = 10.0
 CLOSE_S: Final = 2.0
 CHAT_BY_PATH: Final = {"/v1/chat/completions": True, "/v1/completions": False}
 
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
+Lines = MessageLines | ResponseMessages
 
 
 class _End(Exception):
@@ -58,68 +53,6 @@ class _End(Exception):
 
     def __init__(self, close: Close | None) -> None:
         self.close = close
-
-
-class Sockets:
-    """The open WebSockets of this process; the ASGI application of all of them."""
-
-    def __init__(
-        self,
-        mailbox: Mailbox,
-        admission: Admission,
-        *,
-        sockets_max: int = SOCKETS_MAX,
-        auth_s: float = AUTH_S,
-    ) -> None:
-        self.mailbox = mailbox
-        self.admission = admission
-        self.auth_s = auth_s
-        self.draining = False
-        self._sockets_max = sockets_max
-        self._open: set[Socket] = set()
-
-    @property
-    def open_count(self) -> int:
-        """How many sockets are open."""
-        return len(self._open)
-
-    @property
-    def full(self) -> bool:
-        """Whether there are more sockets than there may be."""
-        return len(self._open) > self._sockets_max
-
-    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        """Serve one socket."""
-        await receive()  # websocket.connect
-        chat = CHAT_BY_PATH.get(scope["path"])
-        if chat is None:
-            await _reject(send, NotFound(f"No WebSocket is served at {scope['path'][:200]}."))
-            return
-        socket = Socket(self, receive, send, chat=chat, connection=connection_of(scope))
-        self._open.add(socket)
-        try:
-            await socket.serve(scope["headers"], peer_of(scope))
-        finally:
-            self._open.discard(socket)
-
-    def drain(self) -> None:
-        """Take no further request; close each socket once its last one has ended."""
-        self.draining = True
-        for socket in self._open:
-            socket.close_if_idle()
-
-
-async def _reject(send: Send, refusal: Refusal) -> None:
-    """Answer the handshake as a POST would be answered."""
-    content = msgspec.json.encode(refusal.body())
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(content)).encode()),
-        (b"x-request-id", new_request_id().encode()),
-    ]
-    head = {"status": refusal.status, "headers": headers}
-    await send({"type": "websocket.http.response.start", **head})
-    await send({"type": "websocket.http.response.body", "body": content})
 
 
 class Socket:
@@ -130,9 +63,9 @@ class Socket:
         sockets: Sockets,
         receive: Receive,
         send: Send,
+        connection: Connection | None,
         *,
         chat: bool,
-        connection: Connection | None,
     ) -> None:
         self._sockets = sockets
         self._receive = receive
@@ -142,6 +75,7 @@ class Socket:
         self._caller = Caller("")
         self._timeout_s = DEADLINE_S
         self._closed = False
+        self._leaving = False
         # By the client's id, until its last message: then the id may be used again.
         self._replies: dict[str, OpenReply] = {}
         # These last longer, by the time that a cancellation takes.
@@ -157,7 +91,7 @@ class Socket:
             self._timeout_s = timeout_s_of(None if timeout is None else timeout.decode("latin-1"))
         except Refusal as refusal:
             if refusal.status in (400, 403):
-                await _reject(self._send, refusal)
+                await reject(self._send, refusal)
                 return
             close = _close_of(refusal)
         await self._send({"type": "websocket.accept"})
@@ -186,6 +120,7 @@ class Socket:
             return messages.FAULT
         finally:
             reading.cancel()
+            self._leaving = True
             for reply in self._replies.values():
                 reply.leave()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -267,17 +202,19 @@ class Socket:
         elif len(self._replies) >= REQUESTS_MAX:
             await self._send_error(name, TooManyRequests(f"{REQUESTS_MAX} requests are running."))
         else:
-            mailbox = self._sockets.mailbox
-            reply = self._replies[name] = mailbox.open(
-                tenant=self._caller.tenant,
-                request=new_request_id(),
-                deadline_s=time.time() + timeout_s,
-                buffer_bytes_max=BUFFER_BYTES_MAX,
-            )
-            reply.connection = self._connection
-            task = reply.writer = asyncio.create_task(self._run(name, reply, body))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._start(name, new_request_id(), body, timeout_s)
+
+    def _start(self, name: str, request: str, body: bytes, timeout_s: float) -> None:
+        reply = self._replies[name] = self._sockets.mailbox.open(
+            tenant=self._caller.tenant,
+            request=request,
+            deadline_s=time.time() + timeout_s,
+            buffer_bytes_max=BUFFER_BYTES_MAX,
+        )
+        reply.connection = self._connection
+        task = reply.writer = asyncio.create_task(self._run(name, reply, body))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _run(self, name: str, reply: OpenReply, body: bytes) -> None:
         """Run one request to its end; the outermost frame of its task."""
@@ -288,14 +225,14 @@ class Socket:
             admitted = True
             last = await self._relay(name, reply)
         except Refusal as refusal:
-            last = messages.error_message(name, refusal)
+            last = self._error(name, refusal)
         except asyncio.CancelledError:
             self._stalled(reply)
             last = None
         except Exception:
             log.exception("%s failed here", reply.request)
             fault = InternalError("The server failed; the fault is ours.")
-            last = messages.error_message(name, fault)
+            last = self._error(name, fault)
         del self._replies[name]
         try:
             if last is not None:
@@ -324,34 +261,46 @@ class Socket:
             raise Draining("This node is stopping.")
         try:
             async with asyncio.timeout(max(0.0, reply.deadline_s - time.time())):
-                reply.model = await self._sockets.admission.admit(
-                    self._caller,
-                    body,
-                    chat=self._chat,
-                    request=reply.request,
-                    streamer=self._sockets.mailbox.streamer,
-                    deadline_s=reply.deadline_s,
-                )
+                reply.model = await self._put(reply, body)
+        except RequestCancelled as cancelled:
+            raise reply.refusal or cancelled from None
         except TimeoutError:
             # Should it be admitted yet, no worker starts it: its deadline has passed.
             raise DeadlineExceeded("The request's deadline has passed.") from None
+
+    async def _put(self, reply: OpenReply, body: bytes) -> str:
+        """Have a request put into the queue, and return its model. Raises a Refusal."""
+        return await self._sockets.admission.admit(
+            self._caller,
+            body,
+            chat=self._chat,
+            request=reply.request,
+            streamer=self._sockets.mailbox.streamer,
+            deadline_s=reply.deadline_s,
+            left=reply.abandoned,
+        )
 
     async def _relay(self, name: str, reply: OpenReply) -> bytes | None:
         """Send a reply's messages and return the last one; None when the client has left.
 
         Raises a Refusal.
         """
-        lines: MessageLines | None = None
+        lines: Lines | None = None
         while not reply.left:
             events = await reply.next()
-            if events:
-                if lines is None:
-                    shape = reply.reply.shape
-                    assert shape is not None  # events are handed over only when it is known
-                    lines = MessageLines(name, Chunks(reply.request, shape))
-                    reply.write_now = self._writing(lines)
-                texts = lines.render(events)
-                last = texts.pop() if isinstance(events[-1], Complete | Broken) else None
+            texts: list[bytes] = []
+            if lines is None and (events or reply.opening_due):
+                shape = reply.reply.shape
+                assert shape is not None  # events are handed over only when it is known
+                lines = self._lines(name, shape)
+                texts = lines.opening()
+                reply.write_now = self._writing(lines)
+            reply.opening_due = False
+            if events or texts:
+                assert lines is not None
+                texts += lines.render(events)
+                ended = bool(events) and isinstance(events[-1], Complete | Broken)
+                last = texts.pop() if ended else None
                 reply.sending()
                 await self._send_all(texts)
                 reply.sent()
@@ -363,7 +312,15 @@ class Socket:
                 reply.sent()  # pings keep a quiet socket alive, no comment is needed
         return None
 
-    def _writing(self, lines: MessageLines) -> Callable[[Sequence[Event]], Awaitable[None] | None]:
+    def _lines(self, name: str, shape: Shape) -> Lines:
+        """Return what renders a reply."""
+        return MessageLines(name, Chunks(self._replies[name].request, shape))
+
+    def _error(self, name: str | None, refusal: Refusal) -> bytes:
+        """Return the message that ends a request with an error."""
+        return messages.error_message(name, refusal)
+
+    def _writing(self, lines: Lines) -> Callable[[Sequence[Event]], Awaitable[None] | None]:
         """Return what writes tokens at once, without waking their request's task."""
 
         def write(events: Sequence[Event]) -> Awaitable[None] | None:
@@ -372,7 +329,7 @@ class Socket:
         return write
 
     async def _send_error(self, name: str | None, refusal: Refusal) -> None:
-        await self._send_text(messages.error_message(name, refusal))
+        await self._send_text(self._error(name, refusal))
 
     async def _send_all(self, texts: Sequence[bytes]) -> None:
         for text in texts:
@@ -388,3 +345,9 @@ class Socket:
 def _close_of(refusal: Refusal) -> Close:
     """Return how a socket ends whose client could not be identified."""
     return Close(1008 if refusal.status == 401 else 1013, refusal.message)
+
+
+ROOMS: Final[dict[str, Room]] = {
+    path: partial(Socket, chat=chat) for path, chat in CHAT_BY_PATH.items()
+}
+"""What is served at each path."""

@@ -25,6 +25,15 @@ def pem(key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) -> str:
     )
 
 
+def private_pem(key: rsa.RSAPrivateKey) -> str:
+    """Return a key's private half, which belongs nowhere."""
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    ).decode()
+
+
 def jwk(key: Any, name: str | None, **more: Any) -> dict[str, Any]:
     """Return a key's public half as a JWK."""
     kind = RSAAlgorithm if isinstance(key, rsa.RSAPrivateKey) else ECAlgorithm

@@ -5,10 +5,11 @@ from typing import Any, NamedTuple
 
 
 class Event(NamedTuple):
-    """An event: its id, as far as the stream has named one in it, and its data."""
+    """An event: its id and its name, as far as the stream has named one in it, and its data."""
 
     id: str | None
     data: str
+    name: str | None = None
 
     @property
     def json(self) -> Any:
@@ -26,6 +27,7 @@ class Reader:
         self.comments: list[str] = []
         self._rest = b""
         self._id: str | None = None
+        self._name: str | None = None
         self._data: list[str] = []
 
     def feed(self, content: bytes) -> list[Event]:
@@ -41,13 +43,14 @@ class Reader:
     @property
     def at_end(self) -> bool:
         """Whether nothing incomplete is left."""
-        return not self._rest and not self._data and self._id is None
+        return not self._rest and not self._data and self._id is self._name is None
 
     def _line(self, line: str) -> Event | None:
         if not line:
             data, self._data = self._data, []
             event_id, self._id = self._id, None
-            return Event(event_id, "\n".join(data)) if data else None
+            name, self._name = self._name, None
+            return Event(event_id, "\n".join(data), name) if data else None
         if line.startswith(":"):
             self.comments.append(line[1:].removeprefix(" "))
             return None
@@ -57,6 +60,8 @@ class Reader:
             self._data.append(value)
         elif field == "id":
             self._id = value
+        elif field == "event":
+            self._name = value
         else:
             raise AssertionError(f"a field that we never send: {line!r}")
         return None

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 TOKENIZER_FILES: Final = (
     "tokenizer.json",
@@ -46,6 +46,25 @@ class ModelFiles:
 
     files: dict[str, bytes]
     max_model_len: int
+
+
+class ParserNames(NamedTuple):
+    """vLLM's parsers of tool calls and of reasoning, by name."""
+
+    tools: str | None
+    reasoning: str | None
+
+
+def parser_names(engine_args: Mapping[str, Any]) -> ParserNames:
+    """Return the parsers that the arguments name, in vLLM's words.
+
+    A named parser of tools is used, unless `enable_auto_tool_choice` is false.
+    """
+    args = {name.replace("-", "_"): value for name, value in engine_args.items()}
+    tools, reasoning = args.get("tool_call_parser"), args.get("reasoning_parser")
+    if args.get("enable_auto_tool_choice") is False:
+        tools = None
+    return ParserNames(str(tools) if tools else None, str(reasoning) if reasoning else None)
 
 
 def served_name(model: str, engine_args: Mapping[str, Any]) -> str:

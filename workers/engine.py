@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from schemas.model import ModelCard
-from schemas.wire import Piece, Sampling, SimHook, Usage
+from schemas.wire import Parsing, Piece, Sampling, SimHook, Usage
 
 Emit = Callable[[Sequence[Piece]], Awaitable[None]]
 """Takes what one engine step made for one request, in order. It never blocks on the client."""
@@ -23,6 +23,8 @@ class Work:
     sim: SimHook | None = None
     made: Sequence[Piece] = ()
     """What earlier attempts made (of one choice): the engine goes on after it."""
+    parsing: Parsing | None = None
+    """What the engine's parsers must know, where what it says is to be parsed."""
 
 
 class Finish(NamedTuple):

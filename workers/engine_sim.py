@@ -213,3 +213,6 @@ def _check_sampling(sampling: Sampling) -> None:
             raise EngineRefused(f"{name} must be at least 1")
     if sampling.logprobs is not None and sampling.logprobs < 0:
         raise EngineRefused("logprobs must be 0 or more")
+    for name in ("structured", "bad_words", "allowed_token_ids"):
+        if getattr(sampling, name):
+            raise EngineRefused(f"the simulated engine cannot do {name}")

@@ -13,13 +13,13 @@ import random
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from schemas.model import ModelCard
-from schemas.wire import Piece, Sampling, TokenLogprob, TopToken, Usage
-from workers.card import served_name
+from schemas.wire import Piece, Sampling, Usage
+from workers.card import parser_names, served_name
 from workers.continuation import Continuation
 from workers.engine import (
     Emit,
@@ -31,6 +31,14 @@ from workers.engine import (
     Work,
 )
 from workers.engine_child import children_bound
+from workers.engine_vllm_output import Gauges, check_end, piece_of
+from workers.engine_vllm_parsing import (
+    FRONTEND_ARGS,
+    Kinds,
+    ParsedChat,
+    Parsers,
+    structured_params,
+)
 from workers.engine_vllm_setup import (
     EngineNotStarted,
     arguments,
@@ -38,6 +46,17 @@ from workers.engine_vllm_setup import (
     runs_in_one_process,
     set_environment,
 )
+
+_MODELS_OWN: Final[Mapping[str, float]] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""What a model's generation_config.json may set, and vLLM's value where it does not."""
 
 
 class VllmEngine:
@@ -56,12 +75,16 @@ class VllmEngine:
     ) -> None:
         self._model = model
         self._args = {name.replace("-", "_"): value for name, value in (engine_args or {}).items()}
+        self._frontend = {name: self._args.pop(name, None) for name in FRONTEND_ARGS}
+        self._parser_names = parser_names(engine_args or {})
         self.name = served_model_name or served_name(model, self._args)
-        self._gauges = _Gauges()
+        self._gauges = Gauges()
         self._open = 0
         # What `start` fills in: vLLM's own objects, which have no types we can see.
         self._engine: Any = None
         self._config: Any = None
+        self._defaults: Mapping[str, Any] = {}
+        self._parsers: Parsers | None = None
 
     @property
     def slots(self) -> int:
@@ -84,6 +107,8 @@ class VllmEngine:
         try:
             with children_bound():
                 self._launch(on_cpu=on_cpu)
+            self._defaults = self._config.model_config.get_diff_sampling_param()
+            self._parsers = self._make_parsers(await self._tokenizer())
             await self._warm_up()
         except EngineNotStarted:
             raise
@@ -94,6 +119,8 @@ class VllmEngine:
             created_s=int(time.time()),
             max_model_len=self._config.model_config.max_model_len,
             files={},
+            tool_parser=self._parser_names.tools,
+            reasoning_parser=self._parser_names.reasoning,
         )
 
     async def generate(self, work: Work, emit: Emit) -> Finish:
@@ -135,6 +162,27 @@ class VllmEngine:
         self._config = config
         random.seed()  # vLLM seeds this process too: equal numbers in all workers otherwise
 
+    def _make_parsers(self, tokenizer: Any) -> Parsers | None:
+        """Return vLLM's parsers by the names that were given. Raises what vLLM raises."""
+        names = self._parser_names
+        if names.tools is None and names.reasoning is None:
+            return None
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        from vllm.parser import ParserManager
+        from vllm.sampling_params import StructuredOutputsParams
+
+        model_config = self._config.model_config
+        parser = ParserManager.get_parser(
+            tool_parser_name=names.tools,
+            reasoning_parser_name=names.reasoning,
+            enable_auto_tools=names.tools is not None,
+            tool_strict_level=self._frontend["tool_strict_level"] or "auto",
+            model_name=model_config.model,
+            tokenizer=tokenizer,
+        )
+        kinds = Kinds(ChatCompletionRequest, StructuredOutputsParams)
+        return Parsers(parser, kinds, tokenizer=tokenizer, model_config=model_config)
+
     async def _warm_up(self) -> None:
         """Run every path once. The first log probabilities may compile for seconds, and meanwhile
         every other request would wait."""
@@ -146,27 +194,45 @@ class VllmEngine:
         sampling = work.sampling
         reasons: list[str] = [""] * sampling.n
         made = cached = 0
-        async with aclosing(self._outputs(work)) as outputs:
+        chat = self._chat(work)
+        async with aclosing(self._outputs(work, chat)) as outputs:
             async for output in outputs:
                 pieces: list[Piece] = []
                 for choice in output.outputs:
+                    reason = choice.finish_reason
                     if choice.token_ids:
                         made += len(choice.token_ids)
-                        pieces.append(_piece(choice, sampling.logprobs))
-                    if choice.finish_reason is not None:
-                        reasons[choice.index] = choice.finish_reason
+                        piece = piece_of(choice, sampling.logprobs)
+                        if chat is not None:
+                            piece = chat.read(piece, ends=reason is not None)
+                        pieces.append(piece)
+                    if reason is not None:
+                        index = choice.index
+                        reasons[index] = reason if chat is None else chat.reason(index, reason)
                 cached = output.num_cached_tokens or cached
                 if pieces:
                     await emit(pieces)
-        _check_end(reasons)
+        check_end(reasons)
         return Finish(tuple(reasons), Usage(len(work.prompt), made, cached))
+
+    def _chat(self, work: Work) -> ParsedChat | None:
+        """Return the parsers of a chat, where there are any. Raises EngineRefused."""
+        parsing = work.parsing
+        if parsing is None or self._parsers is None:
+            return None
+        try:
+            return self._parsers.begin(parsing, work.sampling, work.prompt)
+        except _request_errors() as error:
+            raise EngineRefused(str(error.args[0] if error.args else error)) from error
 
     async def _go_on(self, work: Work, emit: Emit) -> Finish:
         """Go on after what earlier attempts made, of one choice."""
         told = [token for piece in work.made for token in piece.tokens]
         tokenizer = await self._tokenizer()
         text = Continuation(
-            lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
+            lambda ids: str(
+                tokenizer.decode(ids, skip_special_tokens=work.sampling.skip_special_tokens)
+            ),
             prompt=work.prompt,
             made=told,
             emitted="".join(piece.text for piece in work.made),
@@ -187,13 +253,15 @@ class VllmEngine:
                     if ids:
                         told.extend(ids)
                         last = choice.finish_reason is not None
-                        shown, held = held + text.push(ids, last=last), ""
-                        await emit([_piece(choice, work.sampling.logprobs, shown, tokenizer)])
+                        # A token that ends the answer is none of its text.
+                        seen = ids[:-1] if choice.finish_reason == "stop" else ids
+                        shown, held = held + text.push(seen, last=last), ""
+                        await emit([piece_of(choice, work.sampling.logprobs, shown, tokenizer)])
                     reason = choice.finish_reason
                     if text.stopped:
                         reason = "stop"
                         break
-            _check_end([reason or ""])
+            check_end([reason or ""])
         cached = min(cached, len(work.prompt))
         return Finish((reason or "stop",), Usage(len(work.prompt), len(told), cached))
 
@@ -208,11 +276,15 @@ class VllmEngine:
         config = self._config.model_config.hf_config
         eos = getattr(config, "eos_token_id", None)
         ends = {eos} if isinstance(eos, int) else set(eos or ())
-        if text.stopped or (told[-1] in ends and not work.sampling.ignore_eos):
+        if work.sampling.ignore_eos:
+            ends = set()
+        if text.stopped or told[-1] in ends.union(work.sampling.stop_token_ids):
             return "stop"
         return "length" if rest < 1 else None
 
-    async def _outputs(self, work: Work, *, detokenize: bool = True) -> AsyncGenerator[Any, None]:
+    async def _outputs(
+        self, work: Work, chat: ParsedChat | None = None, *, detokenize: bool = True
+    ) -> AsyncGenerator[Any, None]:
         """Yield vLLM's outputs, its errors turned into ours; not those of the code around."""
         from vllm import TokensPrompt
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -225,9 +297,10 @@ class VllmEngine:
         try:
             stream = self._engine.generate(
                 prompt,
-                _sampling_params(work.sampling, detokenize=detokenize),
+                _sampling_params(work.sampling, self._defaults, chat, detokenize=detokenize),
                 work.request,
                 priority=self._priority(work),
+                **({} if chat is None else chat.engine_options),
             )
             async with aclosing(stream):
                 async for output in stream:
@@ -246,104 +319,43 @@ class VllmEngine:
         return work.priority if by_priority else 0
 
 
-class _Gauges:
-    """What the scheduler last said, per data-parallel rank. A vLLM stat logger, and its factory."""
-
-    def __init__(self) -> None:
-        self._running: dict[int, int] = {}
-        self._kv_used: dict[int, float] = {}
-
-    def __call__(self, _config: Any, engine_index: int = 0) -> "_Gauges":
-        return self
-
-    @property
-    def running(self) -> int:
-        return sum(self._running.values())
-
-    @property
-    def kv_used(self) -> float:
-        return max(self._kv_used.values(), default=0.0)
-
-    def record(
-        self,
-        scheduler_stats: Any = None,
-        iteration_stats: Any = None,
-        *,
-        engine_idx: int = 0,
-        **_later: Any,
-    ) -> None:
-        """Called at each engine step, in the event loop."""
-        if scheduler_stats is not None:
-            self._running[engine_idx] = scheduler_stats.num_running_reqs
-            self._kv_used[engine_idx] = scheduler_stats.kv_cache_usage
-
-    def log_engine_initialized(self) -> None:
-        """Part of the interface; nothing to say."""
-
-    def log(self) -> None:
-        """Part of the interface; nothing to say."""
-
-
 async def _ignore(_pieces: Sequence[Piece]) -> None:
     """Take the pieces of a warm-up."""
 
 
-def _check_end(reasons: Sequence[str]) -> None:
-    if "error" in reasons:
-        raise EngineFailed("the engine ended the generation with an error")
-    if "abort" in reasons or "" in reasons:
-        # We abort by cancelling the call, so somebody ended the engine's process.
-        raise EngineDied("the engine is going away")
-
-
-def _piece(
-    choice: Any, alternatives: int | None, text: str | None = None, tokenizer: Any = None
-) -> Piece:
-    """Return what a step made; `text` and `tokenizer` where vLLM was told not to detokenize."""
-    logprobs = None
-    if alternatives is not None and choice.logprobs:
-        logprobs = tuple(
-            _token_logprob(token, position, alternatives, tokenizer)
-            for token, position in zip(choice.token_ids, choice.logprobs, strict=True)
-        )
-    shown = choice.text if text is None else text
-    return Piece(choice.index, shown, tuple(choice.token_ids), logprobs)
-
-
-def _token_logprob(
-    token: int, position: Mapping[int, Any], alternatives: int, tokenizer: Any
-) -> TokenLogprob:
-    """`position` holds the chosen token and the likeliest ones, which it may be one of."""
-    likeliest = sorted(position.items(), key=lambda entry: entry[1].rank)[:alternatives]
-
-    def text(token: int, entry: Any) -> str:
-        if tokenizer is not None:
-            return str(tokenizer.decode([token]))
-        return entry.decoded_token or ""
-
-    return TokenLogprob(
-        text(token, position[token]),
-        position[token].logprob,
-        tuple(TopToken(text(other, entry), entry.logprob) for other, entry in likeliest),
-    )
-
-
-def _sampling_params(sampling: Sampling, *, detokenize: bool) -> Any:
+def _sampling_params(
+    sampling: Sampling, defaults: Mapping[str, Any], chat: ParsedChat | None, *, detokenize: bool
+) -> Any:
+    """Return vLLM's parameters; `defaults` are the model's own."""
     from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
+    chosen = {name: getattr(sampling, name) for name in _MODELS_OWN}
+    if chat is None:
+        structured = structured_params(sampling, StructuredOutputsParams)
+    else:
+        structured = chat.structured
+    skip = sampling.skip_special_tokens if chat is None else chat.skip_special_tokens
     return SamplingParams(
+        **{
+            name: defaults.get(name, neutral) if chosen[name] is None else chosen[name]
+            for name, neutral in _MODELS_OWN.items()
+        },
         max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
+        min_tokens=sampling.min_tokens,
         seed=sampling.seed,
         stop=list(sampling.stop),
+        stop_token_ids=[*sampling.stop_token_ids, *defaults.get("stop_token_ids", ())],
+        include_stop_str_in_output=sampling.include_stop_str_in_output,
         n=sampling.n,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
         logit_bias=sampling.logit_bias,
         logprobs=sampling.logprobs,
         ignore_eos=sampling.ignore_eos,
+        bad_words=list(sampling.bad_words) or None,
+        allowed_token_ids=list(sampling.allowed_token_ids) or None,
+        skip_special_tokens=skip,
+        spaces_between_special_tokens=sampling.spaces_between_special_tokens,
+        structured_outputs=structured,
         detokenize=detokenize,
         output_kind=RequestOutputKind.DELTA,
     )

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from headrace.settings import BadSetting, EngineKind, EngineSettings
 from schemas.model import ModelCard
-from workers.card import NoModel, read_model_files, served_name
+from workers.card import NoModel, parser_names, read_model_files, served_name
 from workers.engine import Engine
 from workers.engine_sim import SimulatedEngine
 from workers.sim.options import BadOption
@@ -42,8 +42,14 @@ def read_source(settings: EngineSettings) -> ModelSource:
     except NoModel as error:
         raise BadSetting(str(error)) from error
     name = settings.served_model_name or served_name(model, args)
+    parsers = parser_names(args)
     card = ModelCard(
-        name=name, created_s=int(time.time()), max_model_len=found.max_model_len, files={}
+        name=name,
+        created_s=int(time.time()),
+        max_model_len=found.max_model_len,
+        files={},
+        tool_parser=parsers.tools,
+        reasoning_parser=parsers.reasoning,
     )
     return ModelSource(card, found.files)
 

@@ -162,7 +162,20 @@ def course_of(envelope: Envelope, history: History, shown: Shown | None) -> Reco
 
 
 def _can_go_on(envelope: Envelope, made: tuple[Piece, ...]) -> bool:
-    """Tell whether prompt and tokens say all that the generation depends on."""
+    """Tell whether prompt and tokens say all that the generation depends on.
+
+    A parser's state, a grammar's and a count of what was said before are lost with the worker.
+    """
     sampling = envelope.sampling
-    penalties = sampling.presence_penalty or sampling.frequency_penalty
-    return sampling.n == 1 and not penalties and all(piece.delta is None for piece in made)
+    return (
+        sampling.n == 1
+        and not sampling.presence_penalty
+        and not sampling.frequency_penalty
+        and sampling.repetition_penalty in (None, 1.0)
+        and not sampling.min_tokens
+        and not sampling.bad_words
+        and not (sampling.stop and sampling.include_stop_str_in_output)
+        and sampling.structured is None
+        and envelope.parsing is None
+        and all(piece.delta is None for piece in made)
+    )

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from headrace.bus import Bus, Message
+from schemas.reply import Broken, Reply, Shown
 from schemas.subjects import RequestSubject
 from schemas.wire import Failed, Piece, Started, Tokens, Usage, encode_frame
-from streamer.reply import Broken, Reply, Shown
 from tests.broker import with_bus
 from tests.queue import (
     ODD_MODEL,

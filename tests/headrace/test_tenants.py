@@ -169,8 +169,9 @@ def test_a_deleted_tenant_stays_deleted_while_the_configuration_says_the_same() 
 
 def test_what_left_the_configuration_leaves_the_bucket_and_may_come_again() -> None:
     bucket = seeded(seeded({}, KEYS, OWN))
-    assert set(bucket) == {TENANT}
-    assert bucket[TENANT].gone_s == 5.0
+    assert set(bucket) == {TENANT, KEY}
+    assert {record.gone_s for record in bucket.values()} == {5.0}
+    assert seeded(bucket) == bucket
     again = seeded(bucket, KEYS, OWN)
     assert again[TENANT].gone_s is None
     assert again == seeded({}, KEYS, OWN)

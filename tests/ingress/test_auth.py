@@ -1,12 +1,14 @@
 """Whose request this is: one bearer key, known by its digest; without keys, this machine alone."""
 
 import hashlib
+import time
 import traceback
 
 import pytest
 
 from ingress.auth import KEY_BYTES_MAX, Caller, Gate, is_loopback
 from schemas.errors import Forbidden, InvalidApiKey
+from schemas.tenant import Entry, Key
 
 KEY = b"sk-secret-key"
 OTHER = b"sk-other-key"
@@ -135,3 +137,17 @@ def test_loopback_addresses_are_this_machines(host: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.com", "", "localhost.com"])
 def test_other_addresses_are_not(host: str) -> None:
     assert not is_loopback(host)
+
+
+def test_who_was_known_once_is_refused_when_the_token_has_expired_or_the_key_is_revoked() -> None:
+    gate = Gate([("acme", hashlib.sha256(KEY).hexdigest())])
+    caller = gate.identify_key(KEY)
+    gate.check(caller)
+    gate.check(Caller("acme", until_s=time.time() + 60))
+    with pytest.raises(InvalidApiKey):
+        gate.check(Caller("acme", until_s=time.time() - 1))
+    key = Key(tenant="acme", sha256=hashlib.sha256(KEY).hexdigest())
+    gate.directory.take("key", key.id, Entry(value=key, gone_s=1.0))
+    for act in (lambda: gate.check(caller), lambda: gate.identify_key(KEY)):
+        with pytest.raises(InvalidApiKey):
+            act()

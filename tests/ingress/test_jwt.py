@@ -21,7 +21,7 @@ from ingress.jwt import (
     static_keys,
 )
 from schemas.errors import InvalidApiKey
-from tests.signing import EC_KEY, RSA_KEY, SECRET, by_hand, encoded, jwk, pem, signed
+from tests.signing import EC_KEY, RSA_KEY, SECRET, by_hand, encoded, jwk, pem, private_pem, signed
 
 NOW_S = int(time.time())
 CLAIMS = {"tenant": "acme", "exp": NOW_S + 3600, "aud": "headrace", "iss": "https://id.example"}
@@ -286,6 +286,18 @@ WRONG: dict[str, Callable[[], object]] = {
 def test_settings_that_let_tokens_cheat_are_refused(kind: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         WRONG[kind]()
+
+
+def test_a_key_that_its_algorithms_do_not_fit_is_refused() -> None:
+    for settings in (
+        JwtSettings(key=pem(RSA_KEY), algorithms=("ES256",)),
+        JwtSettings(key=pem(EC_KEY), algorithms=("RS256",)),
+        JwtSettings(key=SECRET, algorithms=("RS256",)),
+        JwtSettings(key=pem(ec.generate_private_key(ec.SECP384R1()))),
+        JwtSettings(key=private_pem(RSA_KEY)),
+    ):
+        with pytest.raises(BadKeys):
+            static_keys(settings)
 
 
 def test_a_short_secret_is_weak() -> None:

@@ -9,9 +9,9 @@ import pytest
 from headrace import topology, versioned
 from headrace.bus import Bus, BusSettings, connection
 from ingress.limits import Limits, Standing
-from ingress.reservations import RateLimited, Reservations, Standings
+from ingress.reservations import Reservations, Standings
 from schemas import subjects
-from schemas.errors import BrokerUnavailable
+from schemas.errors import BrokerUnavailable, TooManyRequests
 from schemas.subjects import new_request_id
 from tests.broker import with_bus
 from tests.servers import NatsServer
@@ -27,7 +27,7 @@ async def _ask(node: Reservations, tenant: str, *, tokens: int = 10) -> str | No
     request = new_request_id()
     try:
         await node.reserve(tenant, request=request, tokens=tokens, deadline_s=time.time() + 60)
-    except RateLimited:
+    except TooManyRequests:
         return None
     return request
 
@@ -91,9 +91,32 @@ def test_what_one_node_reserves_another_settles(nats_url: str) -> None:
 
         await until(given_back)
         assert await _ask(first, "shared", tokens=60) is not None
-        assert await second.standings("shared") == Standings(
+        third = Reservations(bus, _of(rules), clock=lambda: 1000.0)
+        assert await third.standings("shared") == Standings(
             Standing(9, 7, pytest.approx(2 / 9 * 60)), Standing(100, 0, 60.0)
         )
+
+    with_bus(nats_url, run)
+
+
+def test_a_node_that_remembers_an_older_account_settles_what_another_reserved(
+    nats_url: str,
+) -> None:
+    async def run(bus: Bus) -> None:
+        await topology.apply(bus)
+        rules = Limits(concurrent_requests=2)
+        first = Reservations(bus, _of(rules), clock=lambda: 1000.0)
+        second = Reservations(bus, _of(rules), clock=lambda: 1000.0)
+        own = await _ask(second, "older")
+        request = await _ask(first, "older")
+        assert own is not None
+        assert request is not None
+        second.settle("older", request=request, tokens=1)
+
+        async def is_free() -> bool:
+            return await _ask(first, "older") is not None
+
+        await until(is_free)
 
     with_bus(nats_url, run)
 

@@ -25,21 +25,36 @@ TAKEN = {
     "presence_penalty": {"null", "0", "-1", "1.5"},
     "frequency_penalty": {"null", "0", "-1", "1.5"},
     "top_logprobs": {"null", "0"},
+    "top_k": {"null", "0", "-1"},
+    "min_p": {"null", "0"},
+    "repetition_penalty": {"null", "1.5"},
+    "min_tokens": {"null", "0"},
+    "priority": {"null", "0"},
+    "logprobs": {"null", "0"},
+    "best_of": {"null"},
 }
+CHATS_OWN = {"max_completion_tokens", "top_logprobs"}
+COMPLETIONS_OWN = {"logprobs", "best_of"}
+ASKED = [
+    *((CHAT, field) for field in sorted(TAKEN.keys() - COMPLETIONS_OWN)),
+    *((COMPLETIONS, field) for field in sorted(TAKEN.keys() - CHATS_OWN)),
+]
 
 
-def _raw(field: str, value: str) -> bytes:
+def _raw(path: str, field: str, value: str) -> bytes:
     more = '"logprobs":true,' if field == "top_logprobs" else ""
     bound = '"max_tokens":2,' if field != "max_tokens" else ""
-    messages = '"messages":[{"role":"user","content":"x"}]'
-    return f'{{"model":"sim",{more}{bound}{messages},"{field}":{value}}}'.encode()
+    prompt = '"messages":[{"role":"user","content":"x"}]' if path == CHAT else '"prompt":"x"'
+    return f'{{"model":"sim",{more}{bound}{prompt},"{field}":{value}}}'.encode()
 
 
-@pytest.mark.parametrize("field", TAKEN)
-def test_numbers_out_of_range_are_400_with_their_param(system: System, field: str) -> None:
+@pytest.mark.parametrize(("path", "field"), ASKED)
+def test_numbers_out_of_range_are_400_with_their_param(
+    system: System, path: str, field: str
+) -> None:
     with system.client() as client:
         for value in NUMBERS:
-            answer = client.post(CHAT, content=_raw(field, value))
+            answer = client.post(path, content=_raw(path, field, value))
             if value in TAKEN[field]:
                 assert answer.status_code == 200, (value, answer.text)
                 continue
@@ -50,7 +65,15 @@ def test_numbers_out_of_range_are_400_with_their_param(system: System, field: st
 
 
 def test_null_is_the_default_of_every_field(system: System) -> None:
-    fields = [*TAKEN, "stop", "stream", "stream_options", "logit_bias", "user", "logprobs"]
+    fields = [
+        *(TAKEN.keys() - COMPLETIONS_OWN),
+        "stop",
+        "stream",
+        "stream_options",
+        "logit_bias",
+        "user",
+        "logprobs",
+    ]
     fields += ["tools", "response_format", "ignore_eos", "session_id", "prompt_cache_key", "sim"]
     with system.client() as client:
         plain = collect(client, chat(seed=None))
@@ -58,10 +81,12 @@ def test_null_is_the_default_of_every_field(system: System) -> None:
     assert nulls["choices"] == plain["choices"]
 
 
-def test_an_unknown_field_has_no_effect(system: System) -> None:
+def test_unknown_fields_and_those_of_the_envelope_have_no_effect(system: System) -> None:
     with system.client() as client:
         plain = collect(client, chat())
-        more = collect(client, chat(reasoning_effort="high", top_k="x", metadata={"a": [None]}))
+        envelope = {"request": "req_1", "tenant": "b", "reply": "replies.a.b.c", "version": 9}
+        ours = {"cache_salt": "mine", "shape": [], "deadline_s": 1, "prompt_": "x", "parsing": {}}
+        more = collect(client, chat(**envelope, **ours, top_q="x", extra_body={"a": [None]}))
     assert more["choices"] == plain["choices"]
 
 
@@ -183,7 +208,7 @@ def test_other_methods_are_405_in_the_apis_shape(system: System, method: str, pa
             assert refusal(answer)["code"] == "method_not_allowed"
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat", "/v1/nothing", "/v1/models/none", "/%00"])
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat", "/v1/nothing", "/%00"])
 def test_an_unknown_path_is_404_in_the_apis_shape(system: System, path: str) -> None:
     with system.client() as client:
         for method in ("GET", "POST"):

@@ -78,7 +78,7 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [-1]}, "prompt"),
     ({"prompt": [1.5]}, "prompt"),
     ({"logprobs": 6}, "logprobs"),
-    ({"echo": True}, "echo"),
+    ({"echo": True, "logprobs": 1}, "logprobs"),
     ({"suffix": "x"}, "suffix"),
     ({"best_of": 2}, "best_of"),
 ]
@@ -145,7 +145,7 @@ def test_null_is_the_default_of_every_field() -> None:
 
 def test_unknown_fields_have_no_effect() -> None:
     plain = parse_chat(json.dumps(CHAT).encode())
-    assert parse_chat(json.dumps(CHAT | {"store": [1], "": None}).encode()) == plain
+    assert parse_chat(json.dumps(CHAT | {"stored": [1], "": None}).encode()) == plain
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,13 @@ from schemas.wire import (
     Frame,
     HexPiece,
     Keepalive,
+    Parsing,
     Piece,
     Sampling,
     Shape,
     SimHook,
     Started,
+    Structured,
     TokenLogprob,
     Tokens,
     ToolCall,
@@ -54,12 +56,14 @@ PIECES = st.lists(
 ).map(tuple)
 SHAPES = st.builds(
     Shape,
-    st.sampled_from(["chat", "completion"]),
+    st.sampled_from(["chat", "completion", "response"]),
     TEXTS,
     COUNTS,
     st.booleans(),
     COUNTS,
     st.booleans(),
+    response=st.binary(),
+    echo=TEXTS,
 )
 USAGES = st.builds(Usage, COUNTS, COUNTS, COUNTS)
 FRAMES = st.one_of(
@@ -80,15 +84,15 @@ FRAMES = st.one_of(
 
 SHAPE = Shape("chat", "m", 5, True, 1, False)
 # Written by hand from msgpack's specification: 9x array, ax string, c0 nil, c2 false, c3 true,
-# ff -1, cb double, 8x map.
+# c4 bin, ff -1, cb double, 8x map.
 GOLDEN: dict[str, tuple[Frame, str]] = {
     "started": (
         Started(0, "w", 0, SHAPE),
-        "97 01 00 00 a7 73746172746564 a1 77 00 98 a4 63686174 a1 6d 05 c3 01 c2 c2 c3",
+        "97 01 00 00 a7 73746172746564 a1 77 00 9a a4 63686174 a1 6d 05 c3 01 c2 c2 c3 c400 a0",
     ),
     "started that has yet to read the log": (
         Started(0, "w", None, SHAPE),
-        "97 01 00 00 a7 73746172746564 a1 77 c0 98 a4 63686174 a1 6d 05 c3 01 c2 c2 c3",
+        "97 01 00 00 a7 73746172746564 a1 77 c0 9a a4 63686174 a1 6d 05 c3 01 c2 c2 c3 c400 a0",
     ),
     "tokens": (
         Tokens(7, 3, (Piece(0, "hi", (258,)),)),
@@ -125,9 +129,11 @@ def test_a_frame_has_the_bytes_of_the_specification(kind: str) -> None:
     assert decode_frame(raw) == frame
 
 
-def test_a_shape_from_before_event_ids_could_be_left_out_has_them() -> None:
-    golden = "97 01 00 00 a7 73746172746564 a1 77 00 96 a4 63686174 a1 6d 05 c3 01 c2"
-    assert decode_frame(bytes.fromhex(golden)) == Started(0, "w", 0, SHAPE)
+@pytest.mark.parametrize("members", ["96", "97", "98"])
+def test_a_shape_of_fewer_members_has_the_defaults_of_the_rest(members: str) -> None:
+    more = {"96": "", "97": "c2", "98": "c2 c3"}[members]
+    golden = f"97 01 00 00 a7 73746172746564 a1 77 00 {members} a4 63686174 a1 6d 05 c3 01 c2"
+    assert decode_frame(bytes.fromhex(golden + more)) == Started(0, "w", 0, SHAPE)
 
 
 @pytest.mark.parametrize("kind", GOLDEN)
@@ -177,6 +183,11 @@ def test_a_shape_from_before_keep_is_one_that_does_not_keep() -> None:
     assert decode_frame(old) == Started(0, "w", 0, SHAPE)
 
 
+def test_a_shape_from_before_responses_is_one_of_none() -> None:
+    old = bytes.fromhex("97010000a773746172746564a1770098a463686174a16d05c301c2c2c3")
+    assert decode_frame(old) == Started(0, "w", 0, SHAPE)
+
+
 def test_span_counts_tokens_not_pieces() -> None:
     assert span(()) == 0
     assert span((Piece(0, "a", (1,)), Piece(1, "", (2, 3, 4)))) == 4
@@ -210,8 +221,8 @@ ENVELOPE_BYTES = bytes.fromhex(
     " a5 6d6f64656c a1 6d"  # model
     " a5 7265706c79 ad 7265706c6965732e732e742e72"  # reply
     " a6 70726f6d7074 c404 01000000"  # prompt, a bin
-    " a8 73616d706c696e67 81 aa 6d61785f746f6b656e73 02"  # sampling: max_tokens
-    " a5 7368617065 98 a4 63686174 a1 6d 05 c3 01 c2 c2 c3"  # shape
+    " a8 73616d706c696e67 de0001 aa 6d61785f746f6b656e73 02"  # sampling: max_tokens
+    " a5 7368617065 9a a4 63686174 a1 6d 05 c3 01 c2 c2 c3 c400 a0"  # shape
     " aa 646561646c696e655f73 cb3ff8000000000000"  # deadline_s
 )
 
@@ -224,10 +235,16 @@ def test_an_envelope_has_the_bytes_of_the_specification() -> None:
 
 
 def test_an_envelope_from_before_keep_is_read() -> None:
-    shape = bytes.fromhex("98a463686174a16d05c301c2c2c3")
+    shape = bytes.fromhex("9aa463686174a16d05c301c2c2c3c400a0")
     before = bytes.fromhex("96a463686174a16d05c301c2")
     assert shape in ENVELOPE_BYTES
     assert decode_envelope(ENVELOPE_BYTES.replace(shape, before)) == ENVELOPE
+
+
+def test_an_envelope_from_before_sampling_had_more_fields_is_read() -> None:
+    sampling, before = bytes.fromhex("de0001aa6d61785f"), bytes.fromhex("81aa6d61785f")
+    assert sampling in ENVELOPE_BYTES
+    assert decode_envelope(ENVELOPE_BYTES.replace(sampling, before)) == ENVELOPE
 
 
 def test_a_whole_envelope_round_trips() -> None:
@@ -238,8 +255,20 @@ def test_a_whole_envelope_round_trips() -> None:
         tool_calls=(ToolCall("f", ("{", "}")),),
         logprobs=(-1.0, "-inf"),
     )
-    sampling = Sampling(max_tokens=1, seed=-(2**63), stop=("a", "b"), logit_bias={5: -100.0}, n=3)
-    whole = msgspec.structs.replace(ENVELOPE, sim=hook, sampling=sampling, cache_salt="t")
+    structured = Structured(choice=("a", "b"), disable_any_whitespace=True)
+    sampling = Sampling(
+        max_tokens=1,
+        seed=-(2**63),
+        stop=("a", "b"),
+        logit_bias={5: -100.0},
+        n=3,
+        stop_token_ids=(2, 3),
+        structured=structured,
+    )
+    parsing = Parsing(b"[{}]", "function", "f", parallel=False, template=b"{}")
+    whole = msgspec.structs.replace(
+        ENVELOPE, sim=hook, sampling=sampling, cache_salt="t", priority=3, parsing=parsing
+    )
     assert decode_envelope(encode_envelope(whole)) == whole
 
 

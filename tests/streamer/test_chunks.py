@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from schemas.logprobs import finite
 from schemas.wire import Piece, Shape, TokenLogprob, TopToken, Usage
-from streamer.chunks import Chunks, answer_id, finite, logprobs_of
+from streamer.chunks import Chunks, answer_id, logprobs_of
 
 
 def shape(endpoint: str, *, usage: bool = False, choices: int = 1, logprobs: bool = False) -> Shape:
@@ -124,3 +125,29 @@ def test_a_completions_offsets_count_characters() -> None:
 def test_an_answers_id_holds_the_requests() -> None:
     assert answer_id("req_ab", shape("chat")) == "chatcmpl-ab"
     assert answer_id("req_ab", shape("completion")) == "cmpl-ab"
+
+
+def test_an_echo_stands_before_the_first_text_of_each_choice() -> None:
+    chunks = Chunks("req_1", shape("completion", choices=2)._replace(echo="Once "))
+    texts = [
+        said(chunks.piece(Piece(choice, text, (1,))))["choices"][0]["text"]
+        for choice, text in ((0, "upon"), (0, " a"), (1, ""), (1, "more"))
+    ]
+    assert texts == ["Once upon", " a", "Once ", "more"]
+    assert [choice["text"] for choice in said(chunks.finish(("stop", "stop")))["choices"]] == [
+        "",
+        "",
+    ]
+
+
+def test_an_echo_of_an_empty_answer_comes_with_its_end() -> None:
+    chunks = Chunks("req_1", shape("completion")._replace(echo="Once"))
+    assert said(chunks.finish(("stop",)))["choices"][0]["text"] == "Once"
+
+
+def test_reasoning_stands_beside_no_content() -> None:
+    chunks = Chunks("req_1", shape("chat"))
+    delta = said(chunks.piece(Piece(0, "", (1,), None, {"reasoning": "Hm"})))["choices"][0]["delta"]
+    assert delta == {"role": "assistant", "reasoning": "Hm"}
+    both = said(chunks.piece(Piece(0, "So", (1,), None, {"reasoning": "."})))["choices"][0]
+    assert both["delta"] == {"content": "So", "reasoning": "."}

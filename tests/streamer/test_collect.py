@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from schemas.reply import Complete, Shown
 from schemas.wire import Piece, Shape, TokenLogprob, Usage
 from streamer.collect import Collected
-from streamer.reply import Complete, Shown
 
 USAGE = Usage(3, 4, 2)
 
@@ -92,6 +92,21 @@ def test_text_before_tool_calls_is_kept() -> None:
 def test_an_empty_chat_has_an_empty_string() -> None:
     [choice] = answer("chat", [], ("stop",))["choices"]
     assert choice["message"] == {"role": "assistant", "content": "", "refusal": None}
+
+
+def test_reasoning_is_gathered_beside_the_content() -> None:
+    pieces = [Piece(0, "", (1,), None, {"reasoning": word}) for word in ("Let ", "me see.")]
+    [choice] = answer("chat", [*pieces, Piece(0, "4", (2,))], ("stop",))["choices"]
+    assert choice["message"]["reasoning"] == "Let me see."
+    assert choice["message"]["content"] == "4"
+
+
+def test_an_echo_stands_before_each_choice() -> None:
+    collected = Collected("req_1", Shape("completion", "m", 5, False, 2, False, echo="Once "))
+    for choice, text in ((0, "a"), (1, "b"), (1, "c")):
+        collected.add(Shown(0, Piece(choice, text, (1,))))
+    found = collected.answer(Complete(3, ("stop", "stop"), USAGE))["choices"]
+    assert [choice["text"] for choice in found] == ["Once a", "Once bc"]
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completion"])

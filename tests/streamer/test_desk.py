@@ -105,6 +105,18 @@ def test_what_was_heard_before_the_client_came_is_told_with_the_claim() -> None:
     assert at.waiting == 0
 
 
+def test_a_request_that_may_continue_waits_for_nobody() -> None:
+    async def scenario() -> None:
+        at = desk()  # without a broker: cancelling would raise
+        kept = STARTED._replace(shape=STARTED.shape._replace(keep=True))
+        hear(at, "req_1", kept, Tokens(1, 0, PIECES))
+        assert at.waiting == 0
+        await at.tick(now_s=NOW_S + CLAIM_S + 1)
+        assert at.claim(ticket("req_1"), now_s=NOW_S + CLAIM_S + 1).heard_seq == 2
+
+    asyncio.run(scenario())
+
+
 def test_a_request_nobody_came_for_is_cancelled_after_its_time_and_its_ticket_gone(
     nats_url: str,
 ) -> None:

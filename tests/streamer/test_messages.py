@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from schemas.errors import RequestCancelled
+from schemas.reply import Broken, Complete, Shown
 from schemas.wire import Piece, Shape, Usage
 from streamer.chunks import Chunks
 from streamer.messages import (
@@ -18,7 +19,6 @@ from streamer.messages import (
     error_message,
     read,
 )
-from streamer.reply import Broken, Complete, Shown
 
 SHAPE = Shape("chat", "m", 5, True, 1, False)
 

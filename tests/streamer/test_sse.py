@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from openai import OpenAI
 
 from schemas.errors import InvalidRequest, refusal_of
+from schemas.reply import Broken, Complete, Event, Shown
 from schemas.wire import Piece, Shape, Usage
 from streamer.chunks import Chunks
-from streamer.reply import Broken, Complete, Event, Shown
 from streamer.sse import COMMENT, DONE, EventLines, error_event
 from tests.sse import Reader, events_of
 

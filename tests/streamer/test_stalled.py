@@ -19,6 +19,7 @@ from headrace.answers import EXCEPTION_HANDLERS
 from headrace.bus import Bus, BusSettings
 from headrace.bus import connection as broker_connection
 from headrace.http import Serving, serve
+from schemas.admit import Caller
 from schemas.subjects import new_request_id
 from schemas.wire import Finished, Piece, Shape, Started, Tokens, Usage, encode_frame
 from streamer import buffer, relay
@@ -39,8 +40,10 @@ STARTED = Started(0, "w", 0, Shape("completion", "m", 5, False, 1, False))
 class Anyone:
     """An `Admission` of one tenant."""
 
-    async def identify(self, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
-        return "t"
+    async def identify(
+        self, headers: Sequence[tuple[bytes, bytes]], *, peer: str | None = None
+    ) -> Caller | None:
+        return Caller("t")
 
 
 class Client:

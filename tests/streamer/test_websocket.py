@@ -16,8 +16,10 @@ from schemas.errors import BrokerUnavailable, Refusal, TooManyRequests
 from schemas.subjects import ReplySubject
 from schemas.wire import Finished, Piece, Shape, Started, Tokens, Usage, encode_frame
 from streamer import buffer
+from streamer.admission import Left
 from streamer.mailbox import Mailbox
-from streamer.websocket import Sockets
+from streamer.sockets import Sockets
+from streamer.websocket import ROOMS
 from tests.servers import NatsServer
 from tests.talk import talking
 from tests.waiting import until
@@ -55,6 +57,7 @@ class Ingress:
         request: str,
         streamer: str,
         deadline_s: float,
+        left: Left,
     ) -> str:
         if self.refuse_request is not None:
             raise self.refuse_request
@@ -75,7 +78,7 @@ class Door:
     def __init__(self, bus: Bus, sockets_max: int) -> None:
         self.mailbox = Mailbox(bus, f"s-{time.monotonic_ns()}")
         self.ingress = Ingress(bus)
-        self.sockets = Sockets(self.mailbox, self.ingress, sockets_max=sockets_max)
+        self.sockets = Sockets(self.mailbox, self.ingress, rooms=ROOMS, sockets_max=sockets_max)
         self.url = ""
 
 

@@ -31,7 +31,7 @@ class Wordy:
 def test_more_than_one_message_holds_is_stored_in_several(own_nats: NatsServer) -> None:
     async def test(bus: Bus) -> None:
         await topology.apply(bus)
-        generation = Generation(bus, envelope(place()), worker="w", ack="ack")
+        generation = Generation(bus, envelope(place()), place="requests.x", worker="w", ack="ack")
         await generation.claim()
         engine: Any = Wordy()
         await generation.run(engine)
@@ -45,12 +45,12 @@ def test_more_than_one_message_holds_is_stored_in_several(own_nats: NatsServer) 
 def test_a_claim_whose_acknowledgement_was_lost_is_found_in_the_log(own_nats: NatsServer) -> None:
     async def test(bus: Bus) -> None:
         await topology.apply(bus)
-        lost = Generation(bus, envelope(place()), worker="w", ack="ack")
+        lost = Generation(bus, envelope(place()), place="requests.x", worker="w", ack="ack")
         await lost.claim()
-        again = Generation(bus, lost.envelope, worker="w", ack="ack")
+        again = Generation(bus, lost.envelope, place="requests.x", worker="w", ack="ack")
         assert await again._find_claim()
         assert again.attempt == lost.attempt
-        another = Generation(bus, lost.envelope, worker="v", ack="ack")
+        another = Generation(bus, lost.envelope, place="requests.x", worker="v", ack="ack")
         assert not await another._find_claim()
 
     with_bus(own_nats.url, test)
@@ -59,7 +59,7 @@ def test_a_claim_whose_acknowledgement_was_lost_is_found_in_the_log(own_nats: Na
 def test_a_claim_waits_for_a_broker_that_is_away(own_nats: NatsServer) -> None:
     async def test(bus: Bus) -> None:
         await topology.apply(bus)
-        generation = Generation(bus, envelope(place()), worker="w", ack="ack")
+        generation = Generation(bus, envelope(place()), place="requests.x", worker="w", ack="ack")
         await asyncio.to_thread(own_nats.kill)
         claiming = asyncio.create_task(generation.claim())
         await asyncio.to_thread(own_nats.start)

@@ -1,5 +1,6 @@
 """What is kept of a log: its replay is equal, event by event, without the repeats."""
 
+from schemas.reply import Reply
 from schemas.wire import (
     Failed,
     Finished,
@@ -13,7 +14,6 @@ from schemas.wire import (
     decode_frame,
 )
 from streamer.chunks import Chunks
-from streamer.reply import Reply
 from streamer.sse import EventLines
 from workers.history import read_history
 from workers.keeping import FRAME_PIECES, compact

@@ -1,8 +1,9 @@
 """Where a request goes on that another worker had begun."""
 
+import msgspec
 import pytest
 
-from schemas.wire import Envelope, Piece, Sampling, Shape, pack_tokens
+from schemas.wire import Envelope, Parsing, Piece, Sampling, Shape, Structured, pack_tokens
 from workers.history import History
 from workers.recovery import Course, Shown, course_of
 
@@ -45,7 +46,17 @@ def test_a_silent_streamer_may_have_shown_all_that_the_log_holds() -> None:
 
 
 @pytest.mark.parametrize(
-    "sampling", [{"n": 2}, {"presence_penalty": 1.0}, {"frequency_penalty": -0.5}]
+    "sampling",
+    [
+        {"n": 2},
+        {"presence_penalty": 1.0},
+        {"frequency_penalty": -0.5},
+        {"repetition_penalty": 1.1},
+        {"min_tokens": 5},
+        {"bad_words": ("a",)},
+        {"stop": ("a",), "include_stop_str_in_output": True},
+        {"structured": Structured(json_object=True)},
+    ],
 )
 def test_where_going_on_would_be_wrong_it_begins_anew_only_if_nothing_was_seen(
     sampling: dict[str, object],
@@ -54,6 +65,26 @@ def test_where_going_on_would_be_wrong_it_begins_anew_only_if_nothing_was_seen(
     assert (anew.course, anew.made, anew.resume_at) == (Course.ANEW, (), 0)
     seen = course_of(envelope(**sampling), History(pieces(0, 3)), Shown(1))
     assert seen.course is Course.LOST
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.0, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "seed": 1},
+        {"presence_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": {1: 2.0}},
+        {"stop": ("a",), "stop_token_ids": (5,), "ignore_eos": True},
+        {"include_stop_str_in_output": True, "skip_special_tokens": False},
+    ],
+)
+def test_what_needs_no_past_is_gone_on_with(sampling: dict[str, object]) -> None:
+    found = course_of(envelope(**sampling), History(pieces(0, 3)), Shown(3))
+    assert found.course is Course.GO_ON
+
+
+def test_what_a_parser_reads_is_not_gone_on_with() -> None:
+    parsed = msgspec.structs.replace(envelope(), parsing=Parsing())
+    assert course_of(parsed, History(pieces(0, 3)), Shown(1)).course is Course.LOST
+    assert course_of(parsed, History(pieces(0, 3)), Shown(0)).course is Course.ANEW
 
 
 def test_tool_calls_are_not_gone_on_with() -> None:

@@ -14,9 +14,11 @@ _utf8 = codecs.getincrementaldecoder("utf-8")
 class Assembler:
     """The text of one choice, as it may be sent."""
 
-    __slots__ = ("_bytes", "_held", "_starts", "_stops", "stopped")
+    __slots__ = ("_bytes", "_held", "_keep", "_starts", "_stops", "stopped")
 
-    def __init__(self, stops: Sequence[str] = ()) -> None:
+    def __init__(self, stops: Sequence[str] = (), *, keep: bool = False) -> None:
+        """`keep` sends the stop string itself too."""
+        self._keep = keep
         self._bytes = _utf8(errors="replace")
         self._stops = tuple(stop for stop in stops if stop)
         self._starts = frozenset(
@@ -47,11 +49,14 @@ class Assembler:
         return pending[: len(pending) - keep]
 
     def _match(self, pending: str) -> int | None:
-        """Return where the stop string that is complete first begins."""
+        """Return where the text ends for the stop string that is complete first."""
         found = [
             (start + len(stop), start) for stop in self._stops if (start := pending.find(stop)) >= 0
         ]
-        return min(found)[1] if found else None
+        if not found:
+            return None
+        end, start = min(found)
+        return end if self._keep else start
 
     def _held_back(self, pending: str) -> int:
         """Return how many characters at the end could begin a stop string."""

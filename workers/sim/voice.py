@@ -44,16 +44,22 @@ def speaker_of(
         natural, whole = len(lines), len(lines) <= limit
     else:
         # The token after a story's last would be EOS: at the limit it is not reached.
-        natural, whole = story.length, story.length < limit and not sampling.ignore_eos
+        natural = max(story.length, sampling.min_tokens)
+        whole = natural < limit and not sampling.ignore_eos
     reason = "length"
     if whole:
         reason = (script.reason if script is not None else None) or "stop"
     end = natural if whole else limit
-    if lines is None and not sampling.stop and sampling.logprobs is None:
+    if lines is None and not _is_watched(sampling):
         return FreeVoice(story, end=end, end_reason=reason, choice=choice, vocabulary=vocabulary)
     return Voice(
         story, script, sampling, end=end, end_reason=reason, choice=choice, vocabulary=vocabulary
     )
+
+
+def _is_watched(sampling: Sampling) -> bool:
+    """Whether each token must be looked at."""
+    return bool(sampling.stop or sampling.stop_token_ids) or sampling.logprobs is not None
 
 
 class FreeVoice:
@@ -101,7 +107,9 @@ class Voice:
         self._script = script
         self._lines = None if script is None else script.lines
         self._last_text = end - 1 if self._lines is None or script is None else script.texts - 1
-        self._assembler = Assembler(sampling.stop)
+        self._assembler = Assembler(sampling.stop, keep=sampling.include_stop_str_in_output)
+        self._ends = frozenset(sampling.stop_token_ids)
+        self._min_tokens = sampling.min_tokens
         self._alternatives = sampling.logprobs
         self._choice = choice
         self._vocabulary = vocabulary
@@ -113,11 +121,13 @@ class Voice:
     def say(self, k: int) -> Piece:
         """Return token k; to be asked for in order."""
         last = k == self.end - 1
-        text, delta = "", None
+        text, delta, ends = "", None, False
         if self._lines is None:
             token = self._told(k)
             content = self._vocabulary.content[token]
-            text = self._assembler.push(content, last=last)
+            ends = token in self._ends and k >= self._min_tokens
+            # A token that ends the answer is none of its text, as in vLLM.
+            text = self._assembler.push(b"" if ends else content, last=last or ends)
         else:
             line = self._lines[k]
             token = self._vocabulary.id_of(line.content)
@@ -126,7 +136,7 @@ class Voice:
                 text = self._assembler.push(content, last=last or k == self._last_text)
             else:
                 delta = line.delta(self._call_id(line))
-        if self._assembler.stopped:
+        if self._assembler.stopped or ends:
             self.reason = "stop"
         elif last:
             self.reason = self._end_reason

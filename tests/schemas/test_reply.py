@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.reply import Broken, Complete, Event, Reply, Shown
 from schemas.wire import (
     Failed,
     Finished,
@@ -19,7 +20,6 @@ from schemas.wire import (
     Tokens,
     Usage,
 )
-from streamer.reply import Broken, Complete, Event, Reply, Shown
 
 SHAPE = Shape("chat", "m", 5, False, 1, False)
 USAGE = Usage(3, 4, 0)

@@ -1,0 +1,197 @@
+"""The API's description in OpenAPI 3.1, made from the types that requests are decoded with.
+
+A new endpoint is one more `Operation`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from schemas import fields, refused
+from schemas.answers import (
+    Cancelled,
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    ErrorAnswer,
+    Model,
+    ModelList,
+)
+from schemas.openai import ChatRequest, CompletionRequest
+from schemas.response_answers import DeletedResponse, InputItems, ResponseEvent, ResponseObject
+from schemas.responses import UNSERVED, ResponseRequest
+
+_REFERENCE: Final = "#/components/schemas/{name}"
+_JSON: Final = "application/json"
+_EVENTS: Final = "text/event-stream"
+
+
+class Operation(NamedTuple):
+    """One method of one path. `asks` is the body's type; `events` that of a stream's events."""
+
+    method: str
+    path: str
+    summary: str
+    answers: Any
+    asks: Any = None
+    events: Any = None
+    statuses: tuple[int, ...] = (401,)
+
+
+class Told(NamedTuple):
+    """What is said of a body's fields, and which of them are left out because they are refused."""
+
+    notes: Mapping[str, str]
+    left_out: Mapping[str, str]
+
+
+_GENERATE: Final = (400, 401, 404, 413, 429, 500, 503, 504)
+
+OPERATIONS: Final[tuple[Operation, ...]] = (
+    Operation(
+        "post",
+        "/v1/chat/completions",
+        "Answer a conversation.",
+        ChatCompletion,
+        asks=ChatRequest,
+        events=ChatCompletionChunk,
+        statuses=_GENERATE,
+    ),
+    Operation(
+        "post",
+        "/v1/completions",
+        "Continue a text.",
+        Completion,
+        asks=CompletionRequest,
+        events=Completion,
+        statuses=_GENERATE,
+    ),
+    Operation(
+        "post",
+        "/v1/responses",
+        "Make a response.",
+        ResponseObject,
+        asks=ResponseRequest,
+        events=ResponseEvent,
+        statuses=_GENERATE,
+    ),
+    Operation(
+        "get",
+        "/v1/responses/{response}",
+        "Read a stored response, or its events after `starting_after`.",
+        ResponseObject,
+        events=ResponseEvent,
+        statuses=(400, 401, 404),
+    ),
+    Operation(
+        "delete",
+        "/v1/responses/{response}",
+        "Forget a stored response.",
+        DeletedResponse,
+        statuses=(401, 404),
+    ),
+    Operation(
+        "post",
+        "/v1/responses/{response}/cancel",
+        "End a response in the background.",
+        ResponseObject,
+        statuses=(400, 401, 404),
+    ),
+    Operation(
+        "get",
+        "/v1/responses/{response}/input_items",
+        "List what a stored response was made from.",
+        InputItems,
+        statuses=(400, 401, 404),
+    ),
+    Operation("get", "/v1/models", "List the served models.", ModelList),
+    Operation("get", "/v1/models/{model}", "Describe a model.", Model, statuses=(401, 404)),
+    Operation(
+        "get",
+        "/v1/streams/{request}",
+        "Read a reply again, from the event after Last-Event-ID.",
+        None,
+        events=ChatCompletionChunk,
+        statuses=(400, 401, 404, 410),
+    ),
+    Operation(
+        "post",
+        "/v1/requests/{request}/cancel",
+        "End a request.",
+        Cancelled,
+        statuses=(401, 404),
+    ),
+)
+
+TOLD: Final[Mapping[Any, Told]] = {
+    ChatRequest: Told(fields.CHAT, refused.CHAT),
+    CompletionRequest: Told(fields.COMPLETION, refused.COMPLETION),
+    ResponseRequest: Told({}, dict.fromkeys(UNSERVED, "It is not served.")),
+}
+
+
+def document(operations: Sequence[Operation] = OPERATIONS) -> dict[str, Any]:
+    """Return the description of some operations."""
+    types = {kind for each in operations for kind in each[3:6] if kind is not None} | {ErrorAnswer}
+    ordered = sorted(types, key=lambda kind: str(kind.__name__))
+    _, schemas = msgspec.json.schema_components(ordered, ref_template=_REFERENCE)
+    for kind, told in TOLD.items():
+        if (schema := schemas.get(kind.__name__)) is not None:
+            _tell(schema, told)
+    paths: dict[str, dict[str, Any]] = {}
+    for each in operations:
+        paths.setdefault(each.path, {})[each.method] = _operation(each)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Headrace",
+            "version": "1",
+            "description": "OpenAI's API for text. Fields that are not listed have no effect,"
+            " unless docs/api.md says that they are refused.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}, {}],
+    }
+
+
+def _tell(schema: dict[str, Any], told: Told) -> None:
+    properties = schema["properties"]
+    for name in told.left_out:
+        properties.pop(name, None)
+    for name, note in told.notes.items():
+        if name in properties:
+            properties[name]["description"] = note
+
+
+def _operation(each: Operation) -> dict[str, Any]:
+    content = {}
+    if each.answers is not None:
+        content[_JSON] = {"schema": _reference(each.answers)}
+    if each.events is not None:
+        content[_EVENTS] = {"schema": _reference(each.events)}
+    error = {"description": "An error.", "content": {_JSON: {"schema": _reference(ErrorAnswer)}}}
+    found: dict[str, Any] = {
+        "summary": each.summary,
+        "responses": {
+            "200": {"description": "The answer.", "content": content},
+            **{str(status): error for status in each.statuses},
+        },
+    }
+    if each.asks is not None:
+        body = {_JSON: {"schema": _reference(each.asks)}}
+        found["requestBody"] = {"required": True, "content": body}
+    if names := [part[1:-1] for part in each.path.split("/") if part.startswith("{")]:
+        found["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
+        ]
+    return found
+
+
+def _reference(kind: Any) -> dict[str, str]:
+    return {"$ref": _REFERENCE.format(name=kind.__name__)}

@@ -1,0 +1,75 @@
+"""What of vLLM's parsing needs no vLLM: names of parsers, forms, and who finds out first."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.settings import EngineKind, EngineSettings, JsonObject
+from schemas.wire import Sampling, Structured
+from workers.card import ParserNames, parser_names
+from workers.engine_vllm_parsing import structured_params
+from workers.engines import read_source
+from workers.sim.vocabulary import tokenizer_files
+
+
+@dataclass
+class Params:
+    """A form by vLLM's names, of which exactly one kind is given."""
+
+    json: str | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    structural_tag: str | None = None
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        (None, None),
+        (Structured(json="{}"), Params(json="{}")),
+        (Structured(json_object=True), Params(json_object=True)),
+        (Structured(choice=("a", "b")), Params(choice=["a", "b"])),
+        (
+            Structured(regex="a", whitespace_pattern=" ", disable_any_whitespace=True),
+            Params(regex="a", whitespace_pattern=" ", disable_any_whitespace=True),
+        ),
+    ],
+    ids=str,
+)
+def test_a_form_is_given_by_vllms_names_and_only_what_was_asked(asked: Any, given: Any) -> None:
+    assert structured_params(Sampling(max_tokens=1, structured=asked), Params) == given
+
+
+@pytest.mark.parametrize(
+    ("args", "names"),
+    [
+        ({}, ParserNames(None, None)),
+        ({"tool_call_parser": "hermes"}, ParserNames("hermes", None)),
+        (
+            {"tool-call-parser": "hermes", "reasoning-parser": "qwen3"},
+            ParserNames("hermes", "qwen3"),
+        ),
+        ({"tool_call_parser": "hermes", "enable_auto_tool_choice": False}, ParserNames(None, None)),
+        ({"tool_call_parser": "", "reasoning_parser": None}, ParserNames(None, None)),
+    ],
+    ids=str,
+)
+def test_parsers_are_named_as_in_vllm(args: dict[str, Any], names: ParserNames) -> None:
+    assert parser_names(args) == names
+
+
+def test_a_card_names_the_parsers_before_any_worker_runs(tmp_path: Path) -> None:
+    for name, content in tokenizer_files().items():
+        (tmp_path / name).write_bytes(content)
+    args = JsonObject.parse('{"tool_call_parser": "hermes"}')
+    settings = EngineSettings(engine=EngineKind.VLLM, model=str(tmp_path), engine_args=args)
+    card = read_source(settings).card
+    assert (card.tool_parser, card.reasoning_parser) == ("hermes", None)
+    assert card.parses
