@@ -14,11 +14,16 @@ from schemas.answers import (
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
+    Deleted,
     ErrorAnswer,
+    InputItems,
     Model,
     ModelList,
+    ResponseEvent,
+    ResponseObject,
 )
 from schemas.openai import ChatRequest, CompletionRequest
+from schemas.responses import UNSERVED, ResponseRequest
 
 _REFERENCE: Final = "#/components/schemas/{name}"
 _JSON: Final = "application/json"
@@ -65,6 +70,44 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         events=Completion,
         statuses=_GENERATE,
     ),
+    Operation(
+        "post",
+        "/v1/responses",
+        "Make a response.",
+        ResponseObject,
+        asks=ResponseRequest,
+        events=ResponseEvent,
+        statuses=_GENERATE,
+    ),
+    Operation(
+        "get",
+        "/v1/responses/{response}",
+        "Read a stored response, or its events with ?stream=true.",
+        ResponseObject,
+        events=ResponseEvent,
+        statuses=(400, 401, 404),
+    ),
+    Operation(
+        "delete",
+        "/v1/responses/{response}",
+        "Delete a stored response.",
+        Deleted,
+        statuses=(401, 404),
+    ),
+    Operation(
+        "post",
+        "/v1/responses/{response}/cancel",
+        "End a response in the background.",
+        ResponseObject,
+        statuses=(400, 401, 404),
+    ),
+    Operation(
+        "get",
+        "/v1/responses/{response}/input_items",
+        "List what a response was made from.",
+        InputItems,
+        statuses=(400, 401, 404),
+    ),
     Operation("get", "/v1/models", "List the served models.", ModelList),
     Operation("get", "/v1/models/{model}", "Describe a model.", Model, statuses=(401, 404)),
     Operation(
@@ -87,6 +130,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
 TOLD: Final[Mapping[Any, Told]] = {
     ChatRequest: Told(fields.CHAT, refused.CHAT),
     CompletionRequest: Told(fields.COMPLETION, refused.COMPLETION),
+    ResponseRequest: Told({}, dict.fromkeys(UNSERVED, "")),
 }
 
 
