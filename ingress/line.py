@@ -54,8 +54,9 @@ class Line:
         self._predictor = Predictor()
 
     async def start(self) -> None:
-        """Hear what ended requests have used. Raises BrokerAway."""
+        """Hear what ended requests have used, and which are wanted no more. Raises BrokerAway."""
         await self._bus.subscribe(subjects.SETTLEMENTS, self._settled, queue="ingress")
+        await self._bus.subscribe(subjects.CANCEL_SIGNALS, self._cancelled)
 
     async def release_forever(self) -> None:
         """Let go who waits, as there is room."""
@@ -117,6 +118,9 @@ class Line:
             give_up_s=now_s + min(self.room.patience_s, deadline_s - time.time()),
             tenant_max=policy.queued_requests,
         )
+
+    async def _cancelled(self, message: Message) -> None:
+        self.room.withdraw(message.subject.rpartition(".")[2])
 
     async def _settled(self, message: Message) -> None:
         try:

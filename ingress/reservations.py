@@ -3,7 +3,7 @@
 What waits for a tenant's account is decided together and written by one compare-and-set; alone it
 takes a fraction of a millisecond, and fifty writers of one key would take eighty each. A pump
 remembers the account as it last wrote it, and reads it again when another node has written, or
-before it refuses anybody.
+before it refuses anybody or drops a settlement.
 """
 
 import asyncio
@@ -235,9 +235,9 @@ class Reservations:
             if stored is None:
                 stored = await versioned.read(self._bus, subjects.LIMITS, key)
             account = _account(stored)
-            changed, outcomes = self._decide(tenant, pump, account, asks, settles)
-            if not fresh and any(exceeded is not None for exceeded, _ in outcomes):
-                pump.known = None  # another node may have given something back
+            changed, doubtful, outcomes = self._decide(tenant, pump, account, asks, settles)
+            if doubtful and not fresh:
+                pump.known = None
                 continue
             if changed:
                 data = _encode(account)
@@ -265,16 +265,19 @@ class Reservations:
         account: Account,
         asks: list[_Ask],
         settles: list[_Settle],
-    ) -> tuple[bool, list[tuple[Exceeded | None, Standings]]]:
-        """Apply a batch to an account; return whether it changed, and the asks' outcomes."""
+    ) -> tuple[bool, bool, list[tuple[Exceeded | None, Standings]]]:
+        """Apply a batch to an account; return whether it changed, whether what other nodes wrote
+        meanwhile may change the outcome, and the asks' outcomes."""
         limits, now_s = self._limits_of(tenant), self._clock()
         deciding.advance(account, limits, now_s=now_s)
-        changed = False
+        changed = doubtful = False
         if now_s - pump.swept_s > SWEEP_S:
             pump.swept_s = now_s
             changed = deciding.forget_expired(account, now_s=now_s)
         for settle in settles:
-            changed |= deciding.settle(account, request=settle.request, tokens=settle.tokens)
+            settled = deciding.settle(account, request=settle.request, tokens=settle.tokens)
+            changed |= settled
+            doubtful |= not settled  # another node may have reserved it
         outcomes: list[tuple[Exceeded | None, Standings]] = []
         for ask in asks:
             if ask.answer.cancelled():  # and its settlement may have come before it
@@ -288,8 +291,9 @@ class Reservations:
                 expires_s=ask.expires_s,
             )
             changed |= exceeded is None
+            doubtful |= exceeded is not None  # another node may have given something back
             outcomes.append((exceeded, _standings(account, limits)))
-        return changed, outcomes
+        return changed, doubtful, outcomes
 
 
 def _account(stored: Versioned) -> Account:

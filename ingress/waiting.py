@@ -126,6 +126,12 @@ class WaitingRoom:
         """Note that a request let go is in REQUESTS, or will never be."""
         self._gates[model].landed += 1
 
+    def withdraw(self, request: str) -> None:
+        """Let a request wait no more, whose client has left or which was cancelled."""
+        for gate in self._gates.values():
+            if request in gate.waiting:
+                self._refuse(gate, request, RequestCancelled("The request was cancelled."))
+
     def drain(self) -> None:
         """Let nobody wait any more: the node stops."""
         self._draining = True

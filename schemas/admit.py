@@ -25,6 +25,7 @@ from schemas.errors import (
     QueueFull,
     QueueTimeout,
     Refusal,
+    RequestCancelled,
     RequestTooLarge,
     TooManyRequests,
 )
@@ -51,6 +52,7 @@ _REFUSALS: Final[dict[str, type[Refusal]]] = {
         PreviousResponseNotFound,
         QueueFull,
         QueueTimeout,
+        RequestCancelled,
         RequestTooLarge,
         TooManyRequests,
     )
@@ -140,10 +142,10 @@ class RefusalText(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(refusal: Refusal) -> "RefusalText":
-        """Return a refusal as text."""
-        return RefusalText(
-            type(refusal).__name__, refusal.message, refusal.param, refusal.retry_after_s
-        )
+        """Return a refusal as text; of a kind that only its node knows, as what that is one of."""
+        kinds = (kind.__name__ for kind in type(refusal).__mro__)
+        kind = next((kind for kind in kinds if kind in _REFUSALS), type(refusal).__name__)
+        return RefusalText(kind, refusal.message, refusal.param, refusal.retry_after_s)
 
     def refusal(self) -> Refusal:
         """Return the refusal; one of a kind that we do not know is our own fault."""

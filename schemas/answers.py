@@ -3,7 +3,7 @@
 The streamer writes these objects by hand, for speed (`streamer.chunks`, `streamer.collect`).
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -180,37 +180,6 @@ class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Every error, before, during or after a stream."""
 
     error: ErrorBody
-
-
-class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
-    """A response: OpenAI's object, of which these are the members that are always there."""
-
-    id: str
-    object: Literal["response"]
-    status: str
-    model: str
-    output: list[dict[str, Any]]
-
-
-class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of a streamed response; `type` says what else is in it."""
-
-    type: str
-    sequence_number: int
-
-
-class InputItems(msgspec.Struct, frozen=True, kw_only=True):
-    """What a response was made from."""
-
-    object: Literal["list"]
-    data: list[dict[str, Any]]
-
-
-class Deleted(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored response is no more."""
-
-    id: str
-    deleted: bool
 
 
 class Cancelled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

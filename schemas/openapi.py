@@ -14,15 +14,12 @@ from schemas.answers import (
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
-    Deleted,
     ErrorAnswer,
-    InputItems,
     Model,
     ModelList,
-    ResponseEvent,
-    ResponseObject,
 )
 from schemas.openai import ChatRequest, CompletionRequest
+from schemas.response_answers import DeletedResponse, InputItems, ResponseEvent, ResponseObject
 from schemas.responses import UNSERVED, ResponseRequest
 
 _REFERENCE: Final = "#/components/schemas/{name}"
@@ -82,7 +79,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "get",
         "/v1/responses/{response}",
-        "Read a stored response, or its events with ?stream=true.",
+        "Read a stored response, or its events after `starting_after`.",
         ResponseObject,
         events=ResponseEvent,
         statuses=(400, 401, 404),
@@ -90,8 +87,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "delete",
         "/v1/responses/{response}",
-        "Delete a stored response.",
-        Deleted,
+        "Forget a stored response.",
+        DeletedResponse,
         statuses=(401, 404),
     ),
     Operation(
@@ -104,7 +101,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "get",
         "/v1/responses/{response}/input_items",
-        "List what a response was made from.",
+        "List what a stored response was made from.",
         InputItems,
         statuses=(400, 401, 404),
     ),
@@ -130,7 +127,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
 TOLD: Final[Mapping[Any, Told]] = {
     ChatRequest: Told(fields.CHAT, refused.CHAT),
     CompletionRequest: Told(fields.COMPLETION, refused.COMPLETION),
-    ResponseRequest: Told({}, dict.fromkeys(UNSERVED, "")),
+    ResponseRequest: Told({}, dict.fromkeys(UNSERVED, "It is not served.")),
 }
 
 

@@ -290,7 +290,7 @@ def repeated(request: ResponseRequest) -> bytes:
             "safety_identifier": request.safety_identifier,
             "service_tier": "default",
             "store": request.stored,
-            "temperature": 1.0 if request.temperature is None else request.temperature,
+            "temperature": request.temperature,
             "text": {
                 "format": text.format or {"type": "text"},
                 "verbosity": text.verbosity or "medium",
@@ -298,7 +298,7 @@ def repeated(request: ResponseRequest) -> bytes:
             "tool_choice": request.tool_choice or "auto",
             "tools": request.tools or [],
             "top_logprobs": request.top_logprobs or 0,
-            "top_p": 1.0 if request.top_p is None else request.top_p,
+            "top_p": request.top_p,
             "truncation": "disabled",
             "user": request.user,
         }

@@ -134,6 +134,7 @@ class ResponseSocket(Socket):
             streamer=self._sockets.mailbox.streamer,
             deadline_s=reply.deadline_s,
             before=self._turns.get(request_of(create.previous or "")),
+            left=reply.abandoned,
         )
         if admitted.made_from is not None:
             self._made_from[reply.request] = admitted.made_from

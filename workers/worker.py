@@ -225,7 +225,7 @@ class Worker:
         if not done or (doubtful and await may_be_replaced(self._bus, generation)):
             return
         with contextlib.suppress(BrokerAway):  # delivered again, it is found ended in the log
-            await conclude(self._bus, generation.envelope, generation.usage)
+            await conclude(self._bus, generation.envelope, generation.usage, ran=generation.ran)
             await self._bus.publish(generation.ack, ACK)
 
     def _engine_died(self, error: EngineDied) -> None:
@@ -275,7 +275,9 @@ class Worker:
         """Run a request that was begun before, as `_run_claimed`."""
         envelope = generation.envelope
         history = await past_of(self._bus, envelope)
-        if history.ended:
+        if history.end is not None:
+            # Its worker may have died before it told ingress.
+            generation.usage, generation.ran = history.end.usage, True
             return True
         if await self._is_anothers(generation, history):
             return False

@@ -9,17 +9,12 @@ from schemas.answers import (
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
-    Deleted,
     ErrorAnswer,
-    InputItems,
     Model,
     ModelList,
-    ResponseEvent,
-    ResponseObject,
 )
 from tests.pipeline.asking import CHAT, COMPLETIONS, chat, collect, hook, refusal, stream
 from tests.pipeline.conftest import System
-from tests.sse import events_of
 
 
 def test_the_description_and_its_page_are_served(system: System) -> None:
@@ -80,20 +75,3 @@ def test_errors_are_as_described_before_and_in_a_stream(system: System) -> None:
         failed = stream(client, chat(sim=hook("a", "b", fail_at=1))).events[-1].data.encode()
     assert msgspec.json.decode(refused, type=ErrorAnswer).error.param == "n"
     assert msgspec.json.decode(failed, type=ErrorAnswer).error.code == "engine_error"
-
-
-def test_responses_are_as_described(system: System) -> None:
-    body = {"model": "sim", "input": "Hello", "max_output_tokens": 5}
-    with system.client() as client:
-        made = msgspec.convert(collect(client, body, "/v1/responses"), ResponseObject)
-        one = f"/v1/responses/{made.id}"
-        assert msgspec.json.decode(client.get(one).content, type=ResponseObject) == made
-        items = msgspec.json.decode(client.get(f"{one}/input_items").content, type=InputItems)
-        assert len(items.data) == 1
-        gone = msgspec.json.decode(client.delete(one).content, type=Deleted)
-        assert (gone.id, gone.deleted) == (made.id, True)
-        with client.stream("POST", "/v1/responses", json=body | {"stream": True}) as answer:
-            raw = answer.read()
-    events = [msgspec.json.decode(event.data, type=ResponseEvent) for event in events_of(raw)]
-    assert [event.sequence_number for event in events] == list(range(len(events)))
-    assert events[-1].type == "response.incomplete"
