@@ -169,7 +169,8 @@ async def _respond(desk: Desk, asked: AdmitResponse) -> Answer:
     )
     return Answer(
         tenant=asked.tenant,
-        model=admitted.model,
+        model=admitted.shape.model,
+        shape=admitted.shape,
         made_from=admit.items_of(admitted.made_from),
         frames=admitted.frames,
     )

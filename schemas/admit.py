@@ -29,6 +29,7 @@ from schemas.errors import (
     RequestTooLarge,
     TooManyRequests,
 )
+from schemas.wire import Shape
 
 SERVICE: Final = "ingress"
 IDENTIFY: Final = "identify"
@@ -119,10 +120,10 @@ class AdmitResponse(msgspec.Struct, frozen=True):
 
 
 class AdmittedResponse(NamedTuple):
-    """A response that was admitted: its model; what it was made from, as JSON, if that is stored
+    """A response that was admitted: its shape; what it was made from, as JSON, if that is stored
     nowhere; and the frames of its reply if it is not run."""
 
-    model: str
+    shape: Shape
     made_from: bytes | None = None
     frames: tuple[bytes, ...] = ()
 
@@ -157,8 +158,8 @@ class Answer(msgspec.Struct, frozen=True):
     """The answer to all: the caller (None for one who must still show a key), or a refusal; and
     the model of a request that was admitted.
 
-    `made_from` are the items of a response that is stored nowhere, `frames` the whole reply to one
-    that is not run.
+    Of a response also its `shape`; `made_from` are the items of one that is stored nowhere,
+    `frames` the whole reply to one that is not run.
     """
 
     tenant: str | None = None
@@ -166,6 +167,7 @@ class Answer(msgspec.Struct, frozen=True):
     key: str | None = None
     until_s: float | None = None
     model: str = ""
+    shape: Shape | None = None
     made_from: list[msgspec.Raw] | None = None
     frames: tuple[bytes, ...] = ()
 

@@ -14,7 +14,7 @@ import msgspec
 from headrace.bus import BrokerAway, Bus
 from schemas import admit, subjects
 from schemas.admit import Admit, AdmitResponse, AdmittedResponse, Answer, Caller, Identify
-from schemas.errors import BrokerUnavailable, Draining, RequestTooLarge
+from schemas.errors import BrokerUnavailable, Draining, InternalError, RequestTooLarge
 
 IDENTIFY_TIMEOUT_S: Final = 5.0
 ADMIT_TIMEOUT_S: Final = 35.0  # longer than ingress itself waits for the broker's word
@@ -178,7 +178,9 @@ class RemoteAdmission:
             caller.tenant, request, self._ask(admit.RESPOND, question, ADMIT_TIMEOUT_S), left
         )
         made_from = None if answer.made_from is None else msgspec.json.encode(answer.made_from)
-        return AdmittedResponse(answer.model, made_from, answer.frames)
+        if answer.shape is None:  # an ingress of an older version
+            raise InternalError("The server failed; the fault is ours.")
+        return AdmittedResponse(answer.shape, made_from, answer.frames)
 
     def _check_size(self, size: int) -> None:
         if size + _ENVELOPE_BYTES > self._bus.payload_bytes_max:
