@@ -108,13 +108,13 @@ def running(
     with contextlib.ExitStack() as stack:
         logs = stack.enter_context(folder())
         nats_port, monitor_port = free_port(), free_port()
-        config = logs / "nats.conf"
-        config.write_text(
+        broker = logs / "nats.conf"
+        broker.write_text(
             f'listen: "127.0.0.1:{nats_port}"\nhttp: "127.0.0.1:{monitor_port}"\n'
             f'max_payload: 8MB\njetstream {{ store_dir: "{logs}" }}\n'
         )
         nats = stack.enter_context(
-            process("nats-server", [_nats_server(), "-c", str(config)], logs)
+            process("nats-server", [_nats_server(), "-c", str(broker)], logs)
         )
         ready("nats-server", nats, f"http://127.0.0.1:{monitor_port}/healthz", logs)
         url = f"nats://127.0.0.1:{nats_port}"
