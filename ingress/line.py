@@ -21,7 +21,7 @@ from ingress.cost import Cost
 from ingress.limits import Limits
 from ingress.prediction import Predictor
 from ingress.reservations import Reservations, Standings
-from ingress.waiting import Left, WaitingRoom
+from ingress.waiting import PATIENCE_S, Left, WaitingRoom
 from schemas import subjects
 from schemas.tenant import Policy
 
@@ -40,16 +40,20 @@ class Line:
         workforce: Workforce,
         *,
         order: Order = Order.HYBRID,
+        patience_s: float = PATIENCE_S,
         open_when_away: bool = False,
     ) -> None:
-        """`open_when_away`: what `Reservations` does while the accounts cannot be reached."""
+        """`patience_s` is how long a request may wait; `open_when_away`: what `Reservations` does
+        while the accounts cannot be reached."""
         self.reservations = Reservations(
             bus,
             lambda tenant: Limits.of(policies.policy(tenant)),
             clock=time.time,
             open_when_away=open_when_away,
         )
-        self.room = WaitingRoom(bus, workforce.slots, clock=time.monotonic, order=order)
+        self.room = WaitingRoom(
+            bus, workforce.slots, clock=time.monotonic, order=order, patience_s=patience_s
+        )
         self._bus = bus
         self._predictor = Predictor()
 

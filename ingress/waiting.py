@@ -36,7 +36,7 @@ PATIENCE_S: Final = 30.0
 WATERMARK_WITHOUT_WORKERS: Final = 10_000
 READ_S: Final = 0.01
 READ_QUIET_S: Final = 1.0
-READ_SHARE: Final = 20
+READ_SHARE: Final = 4
 """A reading that takes long is made more seldom: at most this part of the time is spent on it."""
 _NO_SUBJECTS: Final = 1_000_000_000  # an offset behind all of them: the total alone is sent
 

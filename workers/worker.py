@@ -81,7 +81,12 @@ class Worker:
             clock=time.monotonic,
         )
         self.intake = Intake(
-            bus, card, slots=engine.slots, held=lambda: len(self._held), deliver=self._deliver
+            bus,
+            card,
+            slots=engine.slots,
+            held=lambda: len(self._held),
+            deliver=self._deliver,
+            holds=self._held.__contains__,
         )
 
     @property
