@@ -100,7 +100,7 @@ class Worker:
 
     @property
     def generations(self) -> list[Generation]:
-        """The requests that this worker holds."""
+        """What this worker holds."""
         return list(self._held.values())
 
     async def start(self) -> None:
@@ -130,11 +130,8 @@ class Worker:
         )
 
     def _rivals(self, peers: Mapping[str, WorkerEntry]) -> list[str]:
-        return [
-            name
-            for name, peer in peers.items()
-            if peer.model == self._card.name and not peer.draining
-        ]
+        alive = ((name, peer) for name, peer in peers.items() if not peer.draining)
+        return [name for name, peer in alive if peer.model == self._card.name]
 
     async def beat_forever(self) -> None:
         """Once a second: heartbeat, keepalives, and forgetting."""
@@ -292,8 +289,8 @@ class Worker:
         if history.deaths >= SUSPECT_DEATHS:
             # It may kill us too: nobody else should die with it, nor claim anything meanwhile.
             async with self._slots.others(unless=generation.cancelled):
-                now = await past_of(self._bus, envelope)  # who was cut off may be back by now
-                if now.deaths >= SUSPECT_DEATHS:
+                # Who was cut off may be back by now.
+                if (await past_of(self._bus, envelope)).deaths >= SUSPECT_DEATHS:
                     return await self._take_over(generation, asked=history.latest)
         return await self._take_over(generation, asked=history.latest)
 

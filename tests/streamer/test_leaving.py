@@ -4,6 +4,8 @@ import asyncio
 import math
 import time
 
+import pytest
+
 from chaos.links import Link
 from headrace import topology
 from headrace.bus import Bus, BusSettings, connection
@@ -56,6 +58,8 @@ def test_who_leaves_a_request_that_continues_before_it_has_begun_does_not_cancel
     with_bus(own_nats.url, test)
 
 
+# nats-py leaves connections behind that break before they greet.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_node_that_was_cut_off_does_not_cancel_what_its_client_reads_elsewhere_by_now(
     own_nats: NatsServer,
 ) -> None:
