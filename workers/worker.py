@@ -26,7 +26,7 @@ from workers.history import History
 from workers.intake import Intake
 from workers.keeping import conclude
 from workers.lease import Leases
-from workers.ownership import owned
+from workers.ownership import owned, rivals
 from workers.recovery import (
     SUSPECT_DEATHS,
     Course,
@@ -126,7 +126,9 @@ class Worker:
         )
         await registry.announce(self._bus, subjects.WORKERS, self.name, entry)
         self.intake.credits.owned = owned(
-            self.name, self._rivals(self._peers.entries), partitions=self._card.partitions
+            self.name,
+            rivals(self._peers.entries, model=self._card.name),
+            partitions=self._card.partitions,
         )
 
     def _rivals(self, peers: Mapping[str, WorkerEntry]) -> list[str]:

@@ -34,7 +34,7 @@ class Room(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.slots = 5
-        self.credits = worker_of(slots=self.slots, owned={0, 3}, partitions=PARTITIONS)
+        self.asking = worker_of(slots=self.slots, owned={0, 3}, partitions=PARTITIONS)
         self.now_s = 100.0
         self.held = 0
         self.pulls: dict[str, tuple[Place, int, float]] = {}  # what the broker has
@@ -43,7 +43,7 @@ class Room(RuleBasedStateMachine):
     def plan(self, later_s: float) -> None:
         self.now_s += later_s
         self.pulls = {t: pull for t, pull in self.pulls.items() if pull[2] > self.now_s}
-        for pull in self.credits.plan(held=self.held, now_s=self.now_s):
+        for pull in self.asking.plan(held=self.held, now_s=self.now_s):
             assert pull.batch >= 1
             own = pull.place.partition in self.credits.owned
             assert (pull.priority == 0) == own
@@ -220,13 +220,13 @@ def test_a_delivery_that_was_not_asked_for_changes_nothing() -> None:
 
 
 def test_with_little_room_half_of_it_is_kept_for_where_requests_wait() -> None:
-    credits = worker_of(slots=2, owned=set(range(32)))
-    blind = credits.plan(held=0, now_s=100.0)
+    asking = worker_of(slots=2, owned=set(range(32)))
+    blind = asking.plan(held=0, now_s=100.0)
     assert asked(blind) == 3
     free = sorted({Place("online", each) for each in range(32)} - {pull.place for pull in blind})
-    credits.waiting = frozenset(free[-2:])
-    assert {pull.place for pull in credits.plan(held=0, now_s=100.0)} == credits.waiting
-    assert credits.outstanding == 5
+    asking.waiting = frozenset(free[-2:])
+    assert {pull.place for pull in asking.plan(held=0, now_s=100.0)} == asking.waiting
+    assert asking.outstanding == 5
 
 
 def test_room_is_scarce_while_there_is_some_and_less_than_partitions() -> None:
