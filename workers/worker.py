@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -130,10 +129,6 @@ class Worker:
             rivals(self._peers.entries, model=self._card.name),
             partitions=self._card.partitions,
         )
-
-    def _rivals(self, peers: Mapping[str, WorkerEntry]) -> list[str]:
-        alive = ((name, peer) for name, peer in peers.items() if not peer.draining)
-        return [name for name, peer in alive if peer.model == self._card.name]
 
     async def beat_forever(self) -> None:
         """Once a second: heartbeat, keepalives, and forgetting."""

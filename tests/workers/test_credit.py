@@ -34,7 +34,7 @@ class Room(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.slots = 5
-        self.asking = worker_of(slots=self.slots, owned={0, 3}, partitions=PARTITIONS)
+        self.credits = worker_of(slots=self.slots, owned={0, 3}, partitions=PARTITIONS)
         self.now_s = 100.0
         self.held = 0
         self.pulls: dict[str, tuple[Place, int, float]] = {}  # what the broker has
@@ -43,7 +43,7 @@ class Room(RuleBasedStateMachine):
     def plan(self, later_s: float) -> None:
         self.now_s += later_s
         self.pulls = {t: pull for t, pull in self.pulls.items() if pull[2] > self.now_s}
-        for pull in self.asking.plan(held=self.held, now_s=self.now_s):
+        for pull in self.credits.plan(held=self.held, now_s=self.now_s):
             assert pull.batch >= 1
             own = pull.place.partition in self.credits.owned
             assert (pull.priority == 0) == own
