@@ -220,13 +220,13 @@ def test_a_delivery_that_was_not_asked_for_changes_nothing() -> None:
 
 
 def test_with_little_room_half_of_it_is_kept_for_where_requests_wait() -> None:
-    credits = worker_of(slots=2, owned=set(range(32)))
-    blind = credits.plan(held=0, now_s=100.0)
+    worker = worker_of(slots=2, owned=set(range(32)))
+    blind = worker.plan(held=0, now_s=100.0)
     assert asked(blind) == 3
     free = sorted({Place("online", each) for each in range(32)} - {pull.place for pull in blind})
-    credits.waiting = frozenset(free[-2:])
-    assert {pull.place for pull in credits.plan(held=0, now_s=100.0)} == credits.waiting
-    assert credits.outstanding == 5
+    worker.waiting = frozenset(free[-2:])
+    assert {pull.place for pull in worker.plan(held=0, now_s=100.0)} == worker.waiting
+    assert worker.outstanding == 5
 
 
 def test_room_is_scarce_while_there_is_some_and_less_than_partitions() -> None:
