@@ -237,18 +237,21 @@ def _waits() -> Iterator[Line]:
     yield Line("reserve", "50 at once, p50", "ms", 1e3 * crowded_s, None, 1.0)
 
 
-def main(seconds: Annotated[float, typer.Option(help="How long each load lasts.")] = 60.0) -> None:
+def main(
+    seconds: Annotated[float, typer.Option(help="How long each load lasts.")] = 60.0,
+    only: Annotated[list[str] | None, typer.Option(help="Row to measure; all without.")] = None,
+) -> None:
     """Measure what limits cost, and load a system beyond its capacity."""
     lines: list[Line] = []
-    rows: list[Callable[[], Iterator[Line]]] = [
-        _waits,
-        _cost,
-        lambda: _overload("bounded", BOUNDED, seconds),
-        lambda: _overload("unbounded", _config(""), seconds),
-    ]
+    rows: dict[str, Callable[[], Iterator[Line]]] = {
+        "reserve": _waits,
+        "cost": _cost,
+        "bounded": lambda: _overload("bounded", BOUNDED, seconds),
+        "unbounded": lambda: _overload("unbounded", _config(""), seconds),
+    }
     print(report.heading(), flush=True)
-    for row in rows:
-        for line in row():
+    for name in only or rows:
+        for line in rows[name]():
             lines.append(line)
             print(report.line_text(line), flush=True)
     written = report.write(lines, system.ROOT / "bench" / "results")

@@ -34,6 +34,8 @@ FRESH_S: Final = 0.25
 """How old an account may be that is shown; one that decides is never older than the last write."""
 SWEEP_S: Final = 1.0
 RETRY_S: Final = 0.25
+SETTLE_S: Final = 0.02
+"""How long a settlement waits for a reservation whose write it can share."""
 MARGIN_S: Final = 5.0
 """How long an entry outlives its request's deadline: the end is settled before."""
 
@@ -98,6 +100,7 @@ class _Pump:
     known_s: float = 0.0
     swept_s: float = 0.0
     running: bool = False
+    settling: asyncio.TimerHandle | None = None
 
 
 class Reservations:
@@ -165,7 +168,12 @@ class Reservations:
         pump = self._pump(tenant)
         if len(pump.settles) < SETTLES_MAX:  # more expire by themselves
             pump.settles.append(_Settle(request, tokens))
-        self._run(tenant, pump)
+        self._settle_soon(tenant, pump)
+
+    def _settle_soon(self, tenant: str, pump: _Pump) -> None:
+        if not pump.running and pump.settling is None:
+            loop = asyncio.get_running_loop()
+            pump.settling = loop.call_later(SETTLE_S, self._run, tenant, pump)
 
     async def standings(self, tenant: str) -> Standings:
         """Return a tenant's buckets now. Raises BrokerAway and BrokerRefused."""
@@ -191,11 +199,16 @@ class Reservations:
         return pump
 
     def _forget_oldest_idle(self) -> None:
-        idle = next((name for name, pump in self._pumps.items() if not pump.running), None)
+        idle = next(
+            (n for n, pump in self._pumps.items() if not (pump.running or pump.settles)), None
+        )
         if idle is not None:
             del self._pumps[idle]
 
     def _run(self, tenant: str, pump: _Pump) -> None:
+        if pump.settling is not None:
+            pump.settling.cancel()
+            pump.settling = None
         if not pump.running:
             pump.running = True
             task = asyncio.create_task(self._drain(tenant, pump), name=f"limits {tenant}")
@@ -203,10 +216,11 @@ class Reservations:
             task.add_done_callback(self._tasks.discard)
 
     async def _drain(self, tenant: str, pump: _Pump) -> None:
-        """Serve all that waits; the outermost frame of a pump's task."""
+        """Serve what waits until no reservation does; the outermost frame of a pump's task."""
         asks: list[_Ask] = []
+        due = True
         try:
-            while pump.asks or pump.settles:
+            while due:
                 asks, pump.asks = pump.asks[:BATCH_MAX], pump.asks[BATCH_MAX:]
                 settles, pump.settles = pump.settles[:BATCH_MAX], pump.settles[BATCH_MAX:]
                 try:
@@ -217,12 +231,15 @@ class Reservations:
                     _fail(asks, error)
                     pump.settles = settles + pump.settles
                     await asyncio.sleep(RETRY_S)
+                due = bool(pump.asks)
         except Exception as error:
             log.exception("the limits of a tenant failed here")
             _fail([*asks, *pump.asks], BrokerAway(str(error)))
             pump.asks = []
         finally:
             pump.running = False
+            if pump.settles:
+                self._settle_soon(tenant, pump)
 
     async def _serve(
         self, tenant: str, pump: _Pump, asks: list[_Ask], settles: list[_Settle]
