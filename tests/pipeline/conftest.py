@@ -184,6 +184,11 @@ class System:
         info = self.api("STREAM.INFO.REQUESTS", {"subjects_filter": "requests.>"})
         return sum((info["state"].get("subjects") or {}).values())
 
+    def unanswered(self) -> int:
+        """Return how many requests are in REQUESTS, or wait at a door for their turn."""
+        waiting = [door.gauges()[f"headrace_{self.door}_requests_waiting"] for door in self.doors]
+        return self.queued() + int(sum(waiting))
+
     @property
     def leaves_within_s(self) -> float:
         """How long it takes until it is noticed that a client has left, at whatever moment."""
