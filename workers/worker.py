@@ -80,8 +80,7 @@ class Worker:
             clock=time.monotonic,
         )
         self.intake = Intake(
-            bus,
-            card,
+            *(bus, card),
             slots=engine.slots,
             held=lambda: len(self._held),
             deliver=self._deliver,
