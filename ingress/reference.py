@@ -69,6 +69,12 @@ def page_of(described: dict[str, Any]) -> str:
 def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
     body = operation.get("requestBody", {}).get("content", {}).values()
     asks = "".join(f"<p>Takes {_kind(each['schema'])}.</p>" for each in body)
+    asks += "".join(
+        f"<p><code>{escape(each['name'])}</code> in the {each['in']}: {_kind(each['schema'])}."
+        f" {escape(each['description'])}</p>"
+        for each in operation.get("parameters", ())
+        if "description" in each
+    )
     rows = "".join(
         f"<tr><td><code>{status}</code><td>{_answers(answer)}"
         for status, answer in operation["responses"].items()

@@ -33,7 +33,7 @@ MetadataKey = Annotated[str, Meta(max_length=64)]
 MetadataText = Annotated[str, Meta(max_length=512)]
 Metadata = Annotated[dict[MetadataKey, MetadataText], Meta(max_length=16)]
 
-_UNSERVED: Final = (
+UNSERVED: Final = (
     "access_programs",
     "background_options",
     "context_management",
@@ -146,7 +146,7 @@ def parse_response(body: bytes, *, streamed: bool = False) -> ResponseRequest:
     `streamed` says that the answer is a stream whatever the body says: it came over a socket.
     """
     request = decode_body(_decoder, body)
-    for name in _UNSERVED:
+    for name in UNSERVED:
         if getattr(request, name) is not None:
             raise InvalidRequest(f"'{name}' is not served.", param=name)
     options = request.stream_options
