@@ -37,14 +37,14 @@ class Parameter(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """One method of one path. `asks` is the body's type; `events` that of a stream's events."""
+    """One method of one path. `asks` is the body's type; `events` those of a stream's events."""
 
     method: str
     path: str
     summary: str
     answers: Any
     asks: Any = None
-    events: Any = None
+    events: tuple[Any, ...] = ()
     statuses: tuple[int, ...] = (401,)
     parameters: tuple[Parameter, ...] = ()
 
@@ -88,7 +88,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "Answer a conversation.",
         ChatCompletion,
         asks=ChatRequest,
-        events=ChatCompletionChunk,
+        events=(ChatCompletionChunk, ErrorAnswer),
         statuses=_GENERATE,
         parameters=_POST,
     ),
@@ -98,7 +98,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "Continue a text.",
         Completion,
         asks=CompletionRequest,
-        events=Completion,
+        events=(Completion, ErrorAnswer),
         statuses=_GENERATE,
         parameters=_POST,
     ),
@@ -109,7 +109,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/v1/streams/{request}",
         "Read a reply again, from the event after Last-Event-ID.",
         None,
-        events=ChatCompletionChunk,
+        events=(ChatCompletionChunk, Completion, ResponseEvent, ErrorAnswer),
         statuses=(400, 401, 404, 410, 503),
         parameters=(
             _AFTER,
@@ -129,7 +129,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "Make a response.",
         ResponseObject,
         asks=ResponseRequest,
-        events=ResponseEvent,
+        events=(ResponseEvent,),
         statuses=_GENERATE,
         parameters=_POST,
     ),
@@ -138,7 +138,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/v1/responses/{response}",
         "Read a stored response as it stands, or its events.",
         ResponseObject,
-        events=ResponseEvent,
+        events=(ResponseEvent,),
         statuses=_STORED,
         parameters=(_STREAM, _AFTER),
     ),
@@ -175,7 +175,10 @@ TOLD: Final[Mapping[Any, Told]] = {
 
 def document(operations: Sequence[Operation] = OPERATIONS) -> dict[str, Any]:
     """Return the description of some operations."""
-    types = {kind for each in operations for kind in each[3:6] if kind is not None} | {ErrorAnswer}
+    types = {ErrorAnswer}
+    for each in operations:
+        types |= {each.answers, each.asks, *each.events}
+    types.discard(None)
     ordered = sorted(types, key=lambda kind: str(kind.__name__))
     _, schemas = msgspec.json.schema_components(ordered, ref_template=_REFERENCE)
     for kind, told in TOLD.items():
@@ -214,8 +217,8 @@ def _operation(each: Operation) -> dict[str, Any]:
     content = {}
     if each.answers is not None:
         content[_JSON] = {"schema": _reference(each.answers)}
-    if each.events is not None:
-        content[_EVENTS] = {"schema": _reference(each.events)}
+    if each.events:
+        content[_EVENTS] = {"schema": _event(each.events)}
     error = {"description": "An error.", "content": {_JSON: {"schema": _reference(ErrorAnswer)}}}
     found: dict[str, Any] = {
         "summary": each.summary,
@@ -243,3 +246,13 @@ def _operation(each: Operation) -> dict[str, Any]:
 
 def _reference(kind: Any) -> dict[str, str]:
     return {"$ref": _REFERENCE.format(name=kind.__name__)}
+
+
+def _event(kinds: Sequence[Any]) -> dict[str, Any]:
+    """Return the schema of one event: before OpenAPI 3.2 that is what a stream's is taken for."""
+    text = {"type": "string"}
+    carried = [_reference(kind) for kind in kinds]
+    schema = carried[0] if len(carried) == 1 else {"anyOf": carried}
+    data = text | {"contentMediaType": _JSON, "contentSchema": schema}
+    properties = {"id": text, "event": text, "data": data}
+    return {"type": "object", "properties": properties, "required": ["data"]}
