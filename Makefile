@@ -50,7 +50,7 @@ test-vllm: .venv-vllm/installed $(MODEL)/config.json
 	$(VLLM_ENVIRON) $(VLLM_BIN)/python -m pytest -m vllm $(PYTEST_ARGS)
 
 test-clients: .venv-clients/installed
-	$(CLIENTS_BIN)/python -m pytest -m clients $(PYTEST_ARGS)
+	$(CLIENTS_BIN)/python -m pytest -m clients tests/clients $(PYTEST_ARGS)
 
 # Virtual environments; the file in each says that its installation came to its end.
 
