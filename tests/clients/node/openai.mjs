@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import OpenAI from "openai";
+import { ResponsesWS } from "openai/resources/responses/ws";
 
 const pieces = ["The ", "river ", "is ", "in ", "Ulm", "."];
 const text = pieces.join("");
@@ -166,6 +167,29 @@ test("a response in the background is cancelled", async () => {
     found = await client.responses.retrieve(id);
   }
   assert.equal(found.status, "cancelled");
+});
+
+test("responses come over the SDK's socket, side by side, each with its own events", async () => {
+  const socket = new ResponsesWS(client);
+  const names = ["a", "b", "c"];
+  const said = Object.fromEntries(names.map((name) => [name, []]));
+  for (const name of names) {
+    socket.send({ type: "response.create", model, input: name, stream_id: name, sim: { pieces } });
+  }
+  await new Promise((resolve, reject) => {
+    socket.on("error", reject);
+    socket.on("event", (event) => {
+      said[event.stream_id].push(event);
+      if (names.every((name) => said[name].at(-1)?.type === "response.completed")) resolve();
+    });
+  });
+  socket.close();
+  for (const name of names) {
+    const events = said[name];
+    assert.deepEqual(events.map((event) => event.sequence_number), [...events.keys()]);
+    const stored = await client.responses.retrieve(events[0].response.id);
+    assert.equal(stored.output_text, text);
+  }
 });
 
 test("an aborted stream ends, and the next request is served", async () => {
