@@ -1,9 +1,11 @@
-"""What is below an ASGI application: bytes that a client has yet to take, or to send. Rule: who
-does not read, or sends a byte at a time, keeps nothing of ours for ever.
+"""What is below an ASGI application: bytes that a client has yet to take. Rule: a client that does
+not read keeps nothing of ours for ever.
 
 ASGI tells an application nothing of its connection, and uvicorn closes one by letting it send what
 is pending first: where the client does not read, that never ends. So scopes carry a `Connection`,
 and what is left of an ended answer is cut when nothing of it moves for a while.
+
+What is no HTTP is refused here, before any application hears of it: in the API's shape as well.
 """
 
 import asyncio
@@ -11,10 +13,11 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
-import msgspec
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from schemas.errors import Refusal, RequestTimeout
+from headrace.answers import refused
+from schemas.errors import HeadersTooLarge, InvalidRequest, Refusal, RequestTimeout
 
 STALLED_S: Final = 60.0
 """How long what is left of an ended answer may stand still."""
@@ -25,20 +28,6 @@ BODY_S: Final = 60.0
 HEAD_BYTES_MAX: Final = 64 * 1024
 HEADERS_MAX: Final = 200
 _KEY: Final = "headrace.connection"
-
-
-def _answer(refusal: Refusal) -> bytes:
-    """Return an answer as it goes over the wire, after which the connection is closed."""
-    content = msgspec.json.encode(refusal.body())
-    head = (
-        f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\n"
-        "content-type: application/json\r\nconnection: close\r\n"
-        f"content-length: {len(content)}\r\n\r\n"
-    )
-    return head.encode() + content
-
-
-_TOO_SLOW: Final = _answer(RequestTimeout("The request was not whole in time."))
 
 
 class Connection:
@@ -96,12 +85,15 @@ class HttpProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol, whose scopes know their connection and whose ends are mended."""
 
     _cutting: asyncio.TimerHandle | None = None
-    _head_bytes = 0
 
     def connection_made(self, transport: Any) -> None:
         """Take a new connection."""
         super().connection_made(transport)
         self._connection = Connection(transport, self.flow.resume_writing)
+        self._head_bytes = 0
+        self._head_headers = 0
+        self._unread_bytes = 0  # of a head that has not ended: the parser keeps all of it
+        self._stays = False
         self._expect(HEAD_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -109,11 +101,37 @@ class HttpProtocol(HttpToolsProtocol):
         self._expect(None)
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of the client."""
+        self._unset_keepalive_if_required()
+        self._unread_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._refuse(self._too_large() or InvalidRequest("The request is not valid HTTP/1.1."))
+            return
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._stays:
+                self._go_on(data[upgrade.args[0] :])
+            else:
+                self.handle_websocket_upgrade()
+            return
+        if (too_large := self._too_large()) is not None:
+            self._refuse(too_large)
+
+    def _too_large(self) -> HeadersTooLarge | None:
+        if max(self._head_bytes, self._unread_bytes) > HEAD_BYTES_MAX:
+            return HeadersTooLarge(f"A request's head is at most {HEAD_BYTES_MAX} bytes.")
+        if self._head_headers > HEADERS_MAX:
+            return HeadersTooLarge(f"A request has at most {HEADERS_MAX} headers.")
+        return None
+
     def on_message_begin(self) -> None:
         """Begin a request's scope."""
         super().on_message_begin()
+        self._stays = False
         attach(self.scope, self._connection)
-        self._head_bytes = 0
+        self._head_bytes = self._head_headers = 0
         self._expect(HEAD_S)
 
     def on_url(self, url: bytes) -> None:
@@ -123,36 +141,80 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header."""
+        self._head_headers += 1
         self._count(len(name) + len(value))
         super().on_header(name, value)
 
+    def _count(self, size: int) -> None:
+        """Count a head's bytes. Raises ValueError, at which the parser stops."""
+        self._head_bytes += size
+        if self._too_large() is not None:
+            raise ValueError("the head of the request is too large")
+
     def on_headers_complete(self) -> None:
-        """Begin to answer a request, whose body may be on its way."""
+        """Begin a request, unless it is read again: see `_go_on`."""
+        self._unread_bytes = 0
         self._expect(BODY_S)
-        super().on_headers_complete()
+        self._stays = self.parser.should_upgrade() and not self._should_upgrade()
+        if not self._stays:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a body."""
+        self._unread_bytes = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Note that a request is whole."""
+        self._unread_bytes = 0
         self._expect(None)
-        super().on_message_complete()
-
-    def _count(self, size: int) -> None:
-        """Count a head's bytes. Raises ValueError, which is answered with 400 and the end."""
-        self._head_bytes += size
-        if self._head_bytes > HEAD_BYTES_MAX or len(self.headers) > HEADERS_MAX:
-            raise ValueError("the head of the request is too large")
+        if not self._stays:
+            super().on_message_complete()
 
     def _expect(self, within_s: float | None) -> None:
         """Cut the connection unless its client has sent what it owes by then."""
         if self._cutting is not None:
             self._cutting.cancel()
         loop = asyncio.get_running_loop()
-        self._cutting = None if within_s is None else loop.call_later(within_s, self._cut)
+        self._cutting = None if within_s is None else loop.call_later(within_s, self._too_slow)
 
-    def _cut(self) -> None:
+    def _too_slow(self) -> None:
         self._cutting = None
-        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
-            self.transport.write(_TOO_SLOW)
+        self._refuse(RequestTimeout("The request was not whole in time."))
+
+    def _should_upgrade(self) -> bool:
+        """Tell whether this becomes a WebSocket: no other method does, nor a busy connection."""
+        busy = self.cycle is not None and not self.cycle.response_complete
+        return not busy and self.parser.get_method() == b"GET" and super()._should_upgrade()
+
+    def _go_on(self, rest: bytes) -> None:
+        """Read a request again without the protocol that it offers and that is not spoken here.
+
+        curl and Java offer HTTP/2 so; the parser takes every such request for one without a body.
+        """
+        version = self.parser.get_http_version().encode()
+        head = [self.parser.get_method(), b" ", self.url, b" HTTP/", version, b"\r\n"]
+        for name, value in self.scope["headers"]:
+            if name != b"upgrade":
+                head += [name, b": ", value, b"\r\n"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"".join([*head, b"\r\n", rest]))
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer what is no request, unless that would stand within another answer; then close."""
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if not self.pipeline and (
+            cycle is None or cycle.response_complete or not cycle.response_started
+        ):
+            answer = refused(refusal)
+            phrase = HTTPStatus(refusal.status).phrase.encode()
+            lines = [b"HTTP/1.1 %d %s\r\n" % (refusal.status, phrase)]
+            lines += [b"%s: %s\r\n" % header for header in answer.raw_headers]
+            lines += [b"connection: close\r\n\r\n", bytes(answer.body)]
+            self.transport.write(b"".join(lines))
         self.transport.close()
 
     def on_response_complete(self) -> None:

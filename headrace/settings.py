@@ -196,9 +196,12 @@ AdminHost = Annotated[str, _option("admin-host", "Address of /healthz, /readyz a
 AdminPort = Annotated[
     int, _option("admin-port", "Their port; 0 takes a free one.", min=0, max=PORT_MAX)
 ]
-GraceS = Annotated[float, _option("grace-s", "Seconds to drain before the end.", min=0.0)]
+GraceS = Annotated[
+    float, _option("grace-s", "Seconds to drain before the end.", min=0.0, max=86_400.0)
+]
 OrphanS = Annotated[
-    float, _option("orphan-s", "Seconds that a request runs on without a reader.", min=0.5)
+    float,
+    _option("orphan-s", "Seconds that a request runs on without a reader.", min=0.5, max=86_400.0),
 ]
 Name = Annotated[str | None, _option("name", "Name of this process among its peers.")]
 Host = Annotated[str, _option("host", "Address to serve clients on.")]
@@ -217,11 +220,12 @@ Split = Annotated[
     bool, _option("split", "Run ingress and streamers as processes of their own, no gateway.")
 ]
 Ingress = Annotated[
-    int | None, _option("ingress", "How many ingress to run, with --split; 1 if not said.", min=1)
+    int | None,
+    _option("ingress", "How many ingress to run, with --split; 1 if not said.", min=1, max=256),
 ]
 Streamers = Annotated[
     int | None,
-    _option("streamers", "How many streamers to run, with --split; 1 if not said.", min=1),
+    _option("streamers", "How many streamers to run, with --split; 1 if not said.", min=1, max=256),
 ]
 CorsOrigin = Annotated[
     list[str] | None,
@@ -234,7 +238,7 @@ CorsOrigin = Annotated[
     ),
 ]
 WebSocketPingS = Annotated[
-    float, _option("websocket-ping-s", "Seconds between pings on a WebSocket.", min=0.1)
+    float, _option("websocket-ping-s", "Seconds between pings on a WebSocket.", min=0.1, max=3600.0)
 ]
 QueueOrder = Annotated[
     Literal["hybrid", "fcfs", "sjf"],
@@ -273,7 +277,7 @@ Sim = Annotated[
         show_default=False,
     ),
 ]
-Workers = Annotated[int, _option("workers", "How many workers to run.", min=0)]
+Workers = Annotated[int, _option("workers", "How many workers to run.", min=0, max=1024)]
 DataDir = Annotated[Path, _option("data-dir", "Where all state is kept.", file_okay=False)]
 OptionalDataDir = Annotated[
     Path | None, _option("data-dir", "Where the system's state is kept.", file_okay=False)

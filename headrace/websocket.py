@@ -9,19 +9,45 @@ open for ever.
 
 from typing import Any, Final
 
+import msgspec
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.datastructures import Headers
 from websockets.exceptions import InvalidState
+from websockets.http11 import Response
+from websockets.server import ServerProtocol
 
 from headrace.connection import Connection, attach
+from schemas.errors import error_body
+from schemas.subjects import new_request_id
 
 CLOSE_S: Final = 5.0
 FRAGMENTS_MAX: Final = 65_536
 """Empty fragments add nothing to a message's size, but each is kept."""
 
 
+class _Handshake(ServerProtocol):
+    """The rules of the protocol, whose refusals of a handshake are in the API's shape."""
+
+    def reject(self, status: Any, text: str) -> Response:
+        response = super().reject(status, text)
+        error = error_body(text.strip(), type_="invalid_request_error")
+        body = msgspec.json.encode(error)
+        headers = Headers(response.headers)
+        for name in ("Content-Length", "Content-Type"):
+            del headers[name]
+        headers["Content-Length"] = str(len(body))
+        headers["Content-Type"] = "application/json"
+        headers["x-request-id"] = new_request_id()
+        return Response(response.status_code, response.reason_phrase, headers, body)
+
+
 class WebSocketProtocol(WebSocketsSansIOProtocol):
     """One WebSocket connection."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.conn = _Handshake(max_size=self.config.ws_max_size, logger=self.logger)
 
     def handle_connect(self, event: Any) -> None:
         """Begin the socket's scope."""
@@ -54,8 +80,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of the client; after a fault of its, they are dropped."""
-        if self.conn.parser_exc is None:
-            super().data_received(data)
+        if self.conn.parser_exc is not None:
+            return
+        super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            # uvicorn hears of what can be read only, and would leave such a client waiting.
+            self.handshake_initiated = self.handshake_complete = self.close_sent = True
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.transport.close()
 
     def handle_cont(self, event: Any) -> None:
         """Take a further part of a message."""

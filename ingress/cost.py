@@ -53,7 +53,7 @@ def cost_of(
         raise ContextLengthExceeded(
             f"The prompt's {prompt_tokens} tokens and {asked_tokens} more are over this model's"
             f" context of {max_model_len}.",
-            param="max_tokens",
+            param=output_param or "max_tokens",
         )
     wanted = room if asked_tokens is None else asked_tokens
     if output_max is None or wanted * choices <= output_max:

@@ -62,6 +62,12 @@ class Prompter:
         """
         if self._template is None:
             raise InvalidRequest("This model has no chat template.", param="messages")
+        if tokens_max is not None and len(messages) > tokens_max:  # rendering takes 40 µs of each
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {tokens_max} tokens; there are"
+                f" {len(messages)} messages.",
+                param="messages",
+            )
         turns = [plain_turn(message) for message in messages]
         if ending is Ending.OPEN:
             open_end(turns)

@@ -136,6 +136,14 @@ class RequestTooLarge(Refusal):
     code = "request_too_large"
 
 
+class HeadersTooLarge(Refusal):
+    """The request's line and headers are larger than a limit that its message names."""
+
+    status = 431
+    type = "invalid_request_error"
+    code = "headers_too_large"
+
+
 class TooManyRequests(Refusal):
     """The client has as many requests open as it may."""
 

@@ -16,6 +16,7 @@ from schemas.conversation import ContentPart as ContentPart
 from schemas.conversation import check_messages
 from schemas.errors import InvalidRequest
 from schemas.refused import check_chat, check_completion
+from schemas.sizes import check_sizes
 from schemas.structure import ResponseFormat, StructuredOutputs, structured_of
 from schemas.tools import NamedTool, Tool, ToolChoice, Tools, check_tools
 from schemas.wire import SimHook, Structured
@@ -286,8 +287,9 @@ def check_chat_request(request: ChatRequest) -> None:
 
 
 def decode_body(decoder: "msgspec.json.Decoder[_Request]", body: bytes) -> _Request:
-    """Read a request's body. Raises InvalidRequest naming the field."""
+    """Read a request's body. Raises InvalidRequest or RequestTooLarge naming the field."""
     try:
+        check_sizes(body)
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         text = str(error)

@@ -230,7 +230,8 @@ def own_words(refusal: InvalidRequest) -> InvalidRequest:
     name, bracket, index = head.partition("[")
     own = _PARAMS.get(name, name) + bracket + index + dot + rest
     own = own.replace("].function", "]").replace("text.format.json_schema", "text.format")
-    return type(refusal)(refusal.message, param=own or None)
+    message = refusal.message.replace(f"'{refusal.param}'", f"'{own}'") if own else refusal.message
+    return type(refusal)(message, param=own or None)
 
 
 def _chat_tool(tool: Mapping[str, Any]) -> Item:

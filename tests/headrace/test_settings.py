@@ -82,6 +82,12 @@ def test_a_value_of_the_wrong_type_in_the_file_is_refused() -> None:
     assert "port" in refusal("--config", write('port = "http"\n'))
 
 
+@pytest.mark.parametrize("figure", ["-1", "inf", "nan", "1e300"])
+@pytest.mark.parametrize("name", ["grace_s", "port", "admin_port"])
+def test_a_figure_that_no_node_could_keep_is_refused_by_name(name: str, figure: str) -> None:
+    assert name.replace("_", "-") in refusal("--config", write(f"{name} = {figure}\n"))
+
+
 def test_json_options_come_from_flags_and_tables() -> None:
     file = write("engine_args = {block_size = 32}\nsim = {prefill_ms = 1.5}\n")
     found = read("--config", file, "--sim", '{"decode_ms": 2}')

@@ -145,3 +145,9 @@ def test_tenants_tokens_and_certificates_each_turn_authentication_on(
 
 def test_tiers_alone_do_not(tmp_path: Path) -> None:
     assert not settings.api_keys(read(tmp_path, '[[tiers]]\nname="a"'), {})
+
+
+@pytest.mark.parametrize("name", ["a\\u001b[31m", "a\\u009b31m", "a\\u202eb", "a\\u2028b", ""])
+def test_a_name_that_would_command_a_terminal_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadSetting, match="name"):
+        read(tmp_path, f'[[tenants]]\nname = "{name}"\n')

@@ -38,6 +38,16 @@ def test_a_bound_over_the_context_is_refused_naming_it() -> None:
         cost(30, 71)
     assert refused.value.param == "max_tokens"
     assert refused.value.code == "context_length_exceeded"
+    with pytest.raises(ContextLengthExceeded) as refused:
+        cost_of(
+            prompt_tokens=30,
+            asked_tokens=71,
+            choices=1,
+            max_model_len=100,
+            param="messages",
+            output_param="max_completion_tokens",
+        )
+    assert refused.value.param == "max_completion_tokens"
     assert "100" in refused.value.message
 
 

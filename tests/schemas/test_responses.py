@@ -222,7 +222,8 @@ def test_a_previous_response_needs_no_input() -> None:
 def test_a_refusal_of_a_chat_is_put_into_a_response_s_words(
     chats: str | None, own: str | None
 ) -> None:
-    assert own_words(InvalidRequest("Why.", param=chats)).param == own
+    refused = own_words(InvalidRequest(f"Why '{chats}'.", param=chats))
+    assert (refused.param, refused.message) == (own, f"Why '{own}'.")
 
 
 def test_ids_of_requests_and_responses_are_made_from_each_other() -> None:

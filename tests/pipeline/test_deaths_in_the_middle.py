@@ -1,0 +1,89 @@
+"""A worker killed between the halves of a character or of a stop string: nobody can tell."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pipeline.asking import CHAT, COMPLETIONS, chat, hook, stream_raw
+from tests.pipeline.conftest import Node, System, page, worker
+from tests.servers import wait_for, wait_ready
+from tests.sse import events_of
+
+pytestmark = pytest.mark.slow
+
+EMOJI: tuple[Any, ...] = ("hi ", {"hex": "f09f"}, {"hex": "98"}, {"hex": "80"}, "!", " end")
+STOP = ("one ", "tw", "o <E", "N", "D> three", " four")
+MISS = ("one ", "tw", "o <E", "N", "T> three", " four")
+KILLED = {
+    "after half a character": (CHAT, EMOJI, 2, "hi 😀! end"),
+    "before the last byte": (COMPLETIONS, EMOJI, 3, "hi 😀! end"),
+    "after half a stop string": (CHAT, STOP, 3, "one two "),
+    "before its last piece": (COMPLETIONS, STOP, 4, "one two "),
+    "after half of a near miss": (CHAT, MISS, 3, "one two <ENT> three four"),
+}
+
+
+@pytest.fixture
+def pair(system: System, tmp_path: Path) -> Iterator[tuple[Node, Node]]:
+    """Two workers of a model of their own."""
+    served = ("--served-model-name", "pair")
+    with ExitStack() as cleanup:
+        found = []
+        for number in range(2):
+            node = worker(f"pair-{number}", system.nats_url, tmp_path, *served)
+            cleanup.callback(node.process.kill)
+            found.append(node)
+        for node in found:
+            wait_ready(node.process, node.admin_url)
+        wait_for(lambda: system.knows("pair"), within_s=15, what="the model")
+        yield found[0], found[1]
+
+
+def _made(node: Node) -> int:
+    """Return how many tokens a worker has made for its only request."""
+    entries = json.loads(page(f"{node.admin_url}/sim/requests")).values()
+    return sum(entry["tokens"] for entry in entries)
+
+
+async def _holder(pair: tuple[Node, Node], tokens: int) -> Node:
+    """Return the worker that has made so many tokens, once it has."""
+    async with asyncio.timeout(20):
+        while True:
+            for node in pair:
+                if await asyncio.to_thread(_made, node) >= tokens:
+                    return node
+
+
+@pytest.mark.parametrize("kind", KILLED)
+def test_a_worker_killed_in_the_middle_of_it_leaves_no_trace_in_the_text(
+    system: System, pair: tuple[Node, Node], kind: str
+) -> None:
+    path, pieces, tokens, text = KILLED[kind]
+    body = chat(stop=["<END>"], sim=hook(*pieces, ttft_ms=0, itl_ms=500)) | {"model": "pair"}
+    if path == COMPLETIONS:
+        del body["messages"]
+        body |= {"prompt": "x", "max_tokens": 50}
+
+    async def run() -> tuple[bytes, Node]:
+        asked = asyncio.create_task(stream_raw(system.url, body, path))
+        holder = await _holder(pair, tokens)
+        os.kill(holder.process.pid, signal.SIGKILL)
+        return await asked, holder
+
+    raw, holder = asyncio.run(run())
+    [other] = [node for node in pair if node is not holder]
+    events = events_of(raw)
+    assert events[-1].data == "[DONE]"
+    choices = [event.json["choices"][0] for event in events[:-1]]
+    said = "".join(c.get("text") or c.get("delta", {}).get("content") or "" for c in choices)
+    assert said == text
+    assert "\ufffd".encode() not in raw
+    assert [c["finish_reason"] for c in choices if c["finish_reason"]] == ["stop"]
+    assert _made(other) > 0
