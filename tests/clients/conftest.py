@@ -17,16 +17,21 @@ if find_spec("langchain_openai") is None or find_spec("schemathesis") is None:
     collect_ignore_glob = ["test_*.py"]
 
 FOLDER = Path(__file__).parent
-KEYS = {"default": "sk-first", "narrow": "sk-second"}
+KEYS = {"default": "sk-first", "narrow": "sk-second", "paced": "sk-third"}
 CONFIGURATION = """
 [[tenants]]
 name = "default"
 
 [[tenants]]
 name = "narrow"
-requests_per_minute = 60
+requests_per_minute = 2
 burst = 1
 tokens_per_minute = 100000
+
+[[tenants]]
+name = "paced"
+requests_per_minute = 60
+burst = 1
 """
 
 

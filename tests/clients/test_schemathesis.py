@@ -41,6 +41,12 @@ def described(url: str) -> Any:
     return schemathesis.openapi.from_url(f"{url}/openapi.json")
 
 
+@pytest.fixture(scope="session")
+def keyed(keyed_url: str) -> Any:
+    """What a system with keys says of itself; that it tells everybody."""
+    return schemathesis.openapi.from_url(f"{keyed_url}/openapi.json")
+
+
 @pytest.fixture
 def known(url: str) -> dict[str, str]:
     """Names in paths that exist, besides generated ones that do not."""
@@ -128,3 +134,16 @@ def answered(
 
     holds()
     return statuses
+
+
+@pytest.mark.parametrize("each", OPERATIONS, **NAMES)
+def test_nothing_that_is_described_is_answered_without_a_key(keyed: Any, each: Operation) -> None:
+    operation = keyed[each.path][each.method]
+    names = dict.fromkeys(("model", "request", "response"), "none")
+    asked: Any = {}
+    if each.asks is not None:
+        asked = {"body": {"model": MODEL}, "media_type": "application/json"}
+    case = operation.Case(path_parameters=names, **asked)
+    answer = case.call(timeout=30)
+    assert answer.status_code == 401
+    case.validate_response(answer, checks=CHECKS)
