@@ -157,11 +157,13 @@ class OpenReply:
             return False
         self.tokens += len(events)
         self._rest = self.write_now(events)
-        if self._rest is None:
-            self._sent_s = 0.0
-        else:
+        if self._rest is not None:
             self._wake()  # the reader waits for the rest of this write
         return True
+
+    def wrote(self) -> None:
+        """Note that something was written: tokens whose text is held back are quiet too."""
+        self._sent_s = 0.0
 
     async def next(self) -> list[Event]:
         """Wait for events and return all there are; none when something else is to be looked at:

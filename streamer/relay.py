@@ -85,7 +85,7 @@ class Relay:
             if lines is None and (events or reply.opening_due):
                 lines = self._lines()
                 body = lines.opening()
-                reply.write_now = _writing(lines, send)
+                reply.write_now = _writing(lines, send, reply)
             reply.opening_due = False
             if events:
                 assert lines is not None
@@ -178,7 +178,7 @@ class Relay:
 
 
 def _writing(
-    lines: EventLines | ResponseLines, send: Send
+    lines: EventLines | ResponseLines, send: Send, reply: OpenReply
 ) -> Callable[[Sequence[Event]], Awaitable[None] | None]:
     """Return what writes tokens at once, without waking this reply's task."""
 
@@ -186,6 +186,7 @@ def _writing(
         body = lines.render(events)
         if not body:
             return None
+        reply.wrote()
         return start(send({"type": "http.response.body", "body": body, "more_body": True}))
 
     return write

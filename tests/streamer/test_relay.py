@@ -232,6 +232,23 @@ def test_a_quiet_stream_gets_a_comment(replies: str) -> None:
     relayed(replies, test)
 
 
+def test_tokens_whose_text_is_held_back_are_quiet_too(replies: str) -> None:
+    async def test(path: Path) -> None:
+        path.hear(STARTED, tokens(0, 1))
+        running = asyncio.create_task(path.run())
+        await until(lambda: len(path.client.events) == 1)
+        now_s = time.monotonic()
+        path.reply.tick(now_s=now_s, wall_s=time.time())
+        path.hear(Tokens(1, 1, (Piece(0, "", (1,)),)))
+        path.reply.tick(now_s=now_s + 14.5, wall_s=time.time())
+        await until(lambda: path.client.raw.endswith(b": waiting\n"))
+        path.hear(tokens(2, 3), finished())
+        await running
+        assert path.client.text == "t0 t2 "
+
+    relayed(replies, test)
+
+
 def test_the_deadline_ends_a_reply_with_an_error_event(replies: str) -> None:
     async def test(path: Path) -> None:
         path.hear(STARTED, tokens(0, 1))
