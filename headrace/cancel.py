@@ -12,14 +12,15 @@ from schemas import subjects
 async def cancel(bus: Bus, *, tenant: str, request: str, begun: bool = True) -> bool:
     """Take a request out of the queue and tell the workers; return whether it was in the system.
 
-    `begun`: a worker may have it, and tells ingress what it has used. Raises BrokerAway and
+    `begun`: a worker may have it, and tells ingress what it has used; otherwise ingress is told
+    here that it never ran, also where the broker has let it expire before. Raises BrokerAway and
     BrokerRefused.
     """
     purged = await bus.purge(
         subjects.REQUESTS, subjects.requests_of(tenant=tenant, request=request)
     )
     await bus.publish(subjects.cancel_signal(tenant, request), b"")
-    if purged and not begun:
+    if not begun:
         await settle_unrun(bus, tenant=tenant, request=request)
     return purged > 0
 

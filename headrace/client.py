@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import ParseResult, urlsplit
 
 import nats.errors
 from nats.aio.client import Client, Srv
@@ -26,6 +26,10 @@ class _Transport(TcpTransport):
     nats-py waits until all is sent that was to be sent, which to a machine that is gone takes as
     long as TCP tries: a quarter of an hour, in which it does not reconnect.
     """
+
+    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
+        self.close()  # one that was tried in vain would be left to the garbage collector
+        await super().connect(uri, buffer_size, connect_timeout)
 
     def close(self) -> None:
         if self._io_writer is not None:

@@ -10,20 +10,24 @@ What is no HTTP is refused here, before any application hears of it: in the API'
 
 import asyncio
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any, Final
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headrace.answers import refused
-from schemas.errors import HeadersTooLarge, InvalidRequest, Refusal
+from schemas.errors import HeadersTooLarge, InvalidRequest, Refusal, RequestTimeout
 
 STALLED_S: Final = 60.0
 """How long what is left of an ended answer may stand still."""
-HEAD_BYTES_MAX: Final = 256 * 1024
-"""The parser keeps all of a head, however long: more than one read's worth of it is refused."""
+HEAD_S: Final = 10.0
+"""What a client may take to send a request's head; a new connection has no longer for its first."""
+BODY_S: Final = 60.0
+"""And for its body: 16 MiB at 2.3 Mbit/s."""
+HEAD_BYTES_MAX: Final = 64 * 1024
+HEADERS_MAX: Final = 200
 _KEY: Final = "headrace.connection"
-_PHRASES: Final = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
 
 
 class Connection:
@@ -80,21 +84,31 @@ def connection_of(scope: Mapping[str, Any]) -> Connection | None:
 class HttpProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol, whose scopes know their connection and whose ends are mended."""
 
+    _cutting: asyncio.TimerHandle | None = None
+
     def connection_made(self, transport: Any) -> None:
         """Take a new connection."""
         super().connection_made(transport)
         self._connection = Connection(transport, self.flow.resume_writing)
         self._head_bytes = 0
+        self._head_headers = 0
+        self._unread_bytes = 0  # of a head that has not ended: the parser keeps all of it
         self._stays = False
+        self._expect(HEAD_S)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget a connection."""
+        self._expect(None)
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of the client."""
         self._unset_keepalive_if_required()
-        self._head_bytes += len(data)
+        self._unread_bytes += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError:
-            self._refuse(InvalidRequest("The request is not valid HTTP/1.1."))
+            self._refuse(self._too_large() or InvalidRequest("The request is not valid HTTP/1.1."))
             return
         except httptools.HttpParserUpgrade as upgrade:
             if self._stays:
@@ -102,33 +116,71 @@ class HttpProtocol(HttpToolsProtocol):
             else:
                 self.handle_websocket_upgrade()
             return
-        if self._head_bytes > HEAD_BYTES_MAX:
-            what = f"The request's head is over the limit of {HEAD_BYTES_MAX} bytes."
-            self._refuse(HeadersTooLarge(what))
+        if (too_large := self._too_large()) is not None:
+            self._refuse(too_large)
+
+    def _too_large(self) -> HeadersTooLarge | None:
+        if max(self._head_bytes, self._unread_bytes) > HEAD_BYTES_MAX:
+            return HeadersTooLarge(f"A request's head is at most {HEAD_BYTES_MAX} bytes.")
+        if self._head_headers > HEADERS_MAX:
+            return HeadersTooLarge(f"A request has at most {HEADERS_MAX} headers.")
+        return None
 
     def on_message_begin(self) -> None:
         """Begin a request's scope."""
         super().on_message_begin()
         self._stays = False
         attach(self.scope, self._connection)
+        self._head_bytes = self._head_headers = 0
+        self._expect(HEAD_S)
+
+    def on_url(self, url: bytes) -> None:
+        """Take a part of a request's address."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header."""
+        self._head_headers += 1
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def _count(self, size: int) -> None:
+        """Count a head's bytes. Raises ValueError, at which the parser stops."""
+        self._head_bytes += size
+        if self._too_large() is not None:
+            raise ValueError("the head of the request is too large")
 
     def on_headers_complete(self) -> None:
         """Begin a request, unless it is read again: see `_go_on`."""
-        self._head_bytes = 0
+        self._unread_bytes = 0
+        self._expect(BODY_S)
         self._stays = self.parser.should_upgrade() and not self._should_upgrade()
         if not self._stays:
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """Take a part of a body."""
-        self._head_bytes = 0
+        self._unread_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Note that a request is whole."""
-        self._head_bytes = 0
+        self._unread_bytes = 0
+        self._expect(None)
         if not self._stays:
             super().on_message_complete()
+
+    def _expect(self, within_s: float | None) -> None:
+        """Cut the connection unless its client has sent what it owes by then."""
+        if self._cutting is not None:
+            self._cutting.cancel()
+        loop = asyncio.get_running_loop()
+        self._cutting = None if within_s is None else loop.call_later(within_s, self._too_slow)
+
+    def _too_slow(self) -> None:
+        self._cutting = None
+        self._refuse(RequestTimeout("The request was not whole in time."))
 
     def _should_upgrade(self) -> bool:
         """Tell whether this becomes a WebSocket: no other method does, nor a busy connection."""
@@ -158,7 +210,8 @@ class HttpProtocol(HttpToolsProtocol):
             cycle is None or cycle.response_complete or not cycle.response_started
         ):
             answer = refused(refusal)
-            lines = [b"HTTP/1.1 %d %s\r\n" % (refusal.status, _PHRASES[refusal.status])]
+            phrase = HTTPStatus(refusal.status).phrase.encode()
+            lines = [b"HTTP/1.1 %d %s\r\n" % (refusal.status, phrase)]
             lines += [b"%s: %s\r\n" % header for header in answer.raw_headers]
             lines += [b"connection: close\r\n\r\n", bytes(answer.body)]
             self.transport.write(b"".join(lines))

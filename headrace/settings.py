@@ -244,6 +244,10 @@ QueueOrder = Annotated[
     Literal["hybrid", "fcfs", "sjf"],
     _option("queue-order", "How one tenant's waiting requests are ordered among themselves."),
 ]
+QueuePatienceS = Annotated[
+    float,
+    _option("queue-patience-s", "Seconds that a request may wait before it is queued.", min=0.1),
+]
 LimitsWhenAway = Annotated[
     Literal["refuse", "admit"],
     _option("limits-when-away", "What becomes of requests while limits cannot be checked."),
@@ -335,6 +339,7 @@ class LineSettings:
     """How requests wait for their turn before they are queued."""
 
     queue_order: QueueOrder = "hybrid"
+    queue_patience_s: QueuePatienceS = 30.0
     limits_when_away: LimitsWhenAway = "refuse"
 
 

@@ -25,13 +25,13 @@ async def settle_unrun(bus: Bus, *, tenant: str, request: str) -> None:
     await settle(bus, Settlement(tenant, request, ""))
 
 
-def settlement_of(envelope: Envelope, usage: Usage) -> Settlement:
-    """Return what a request that ran has used."""
+def settlement_of(envelope: Envelope, usage: Usage, *, ran: bool = True) -> Settlement:
+    """Return what an ended request has used: nothing where no engine heard of it (`ran`)."""
     return Settlement(
         envelope.tenant,
         envelope.request,
         envelope.model,
-        usage.prompt_tokens,
+        usage.prompt_tokens if ran or usage.completion_tokens else None,
         usage.completion_tokens,
     )
 

@@ -30,7 +30,8 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
 
     `attach` is empty for the client that came with the request. A further reader's ticket has a
     name of its own there, since each is good once. `lingers` says that the client may come back,
-    `after` what it has: the id of an event.
+    `after` what it has: the id of an event. `ratelimit` are the headers that say what its tenant
+    has left: the client reads the streamer's.
     """
 
     streamer: str
@@ -44,6 +45,7 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     lingers: bool = False
     model: str = ""
     after: int = -1
+    ratelimit: dict[str, str] = {}
 
 
 class Tickets:

@@ -186,7 +186,9 @@ class _System:
             f"NATS: {self._nats_url}",
             curl(endpoints[0], model, with_key=wanted.has_keys, redirected=wanted.split),
         ]
-        print("\n".join(lines), flush=True)  # in one write: the tiers log to the same place
+        print(
+            "\n".join([*lines, ""]), end="", flush=True
+        )  # in one write: the tiers log to the same place
 
     async def _publish_card(self, supervisor: Supervisor) -> str:
         status, output = await supervisor.once(

@@ -82,6 +82,7 @@ async def _serve(
         gate.directory,
         workforce,
         order=Order(settings.queue_order),
+        patience_s=settings.queue_patience_s,
         open_when_away=settings.limits_when_away == "admit",
     )
     ingress = Ingress(

@@ -29,9 +29,10 @@ def check_able(ask: ChatRequest | CompletionRequest, card: ModelCard) -> None:
 
 
 def _check_simulated(ask: ChatRequest | CompletionRequest) -> None:
-    if ask.structured is not None:
+    if ask.structured is not None and (ask.sim is None or ask.sim.pieces is None):
         raise InvalidRequest(
-            "The simulated engine cannot give its answers a form.", param=_form_field(ask)
+            "The simulated engine cannot give its answers a form: only 'sim.pieces' can.",
+            param=_form_field(ask),
         )
     for name in _NOT_SIMULATED:
         if getattr(ask, name):

@@ -13,6 +13,7 @@ import msgspec
 from headrace.bus import Bus
 from ingress.admit import Ingress, Origin, parse
 from ingress.respond import admit_response
+from ingress.waiting import Left
 from schemas import admit
 from schemas.admit import (
     Admit,
@@ -65,12 +66,15 @@ class Desk:
         request: str,
         streamer: str,
         deadline_s: float,
+        left: Left | None = None,
     ) -> str:
-        """Put a streamed request into the queue and return its model. Raises a Refusal."""
+        """Put a streamed request into the queue and return its model. Raises a Refusal.
+
+        `left` returns once nobody waits for the request.
+        """
         with self._counted():
-            self._ingress.gate.check(caller)
             ask = parse(body, chat=chat, streamed=True)
-            origin = Origin(caller, request, streamer, self._deadline_s(caller, deadline_s))
+            origin = self._origin(caller, request, streamer, deadline_s, left)
             await self._ingress.admit(origin, ask, body_bytes=len(body))
         return ask.model
 
@@ -83,19 +87,23 @@ class Desk:
         streamer: str,
         deadline_s: float,
         before: bytes | None,
+        left: Left | None = None,
     ) -> AdmittedResponse:
         """Put a response into the queue, as `respond.admit_response`. Raises a Refusal."""
         with self._counted():
-            self._ingress.gate.check(caller)
-            origin = Origin(caller, request, streamer, self._deadline_s(caller, deadline_s))
+            origin = self._origin(caller, request, streamer, deadline_s, left)
             return await admit_response(self._ingress, origin, body, before=before)
 
-    def _deadline_s(self, caller: Caller, deadline_s: float) -> float:
-        own_s = self._ingress.gate.policy(caller).deadline_s
-        if own_s is None:
-            return deadline_s
-        # A socket's requests name no deadline of their own.
-        return min(deadline_s, time.time() + own_s)
+    def _origin(
+        self, caller: Caller, request: str, streamer: str, deadline_s: float, left: Left | None
+    ) -> Origin:
+        """Return where a socket's request comes from. Raises InvalidApiKey for a revoked key."""
+        gate = self._ingress.gate
+        gate.check(caller)
+        own_s = gate.policy(caller).deadline_s
+        if own_s is not None:
+            deadline_s = min(deadline_s, time.time() + own_s)
+        return Origin(caller, request, streamer, deadline_s, left=left)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -161,7 +169,8 @@ async def _respond(desk: Desk, asked: AdmitResponse) -> Answer:
     )
     return Answer(
         tenant=asked.tenant,
-        model=admitted.model,
+        model=admitted.shape.model,
+        shape=admitted.shape,
         made_from=admit.items_of(admitted.made_from),
         frames=admitted.frames,
     )

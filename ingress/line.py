@@ -21,7 +21,7 @@ from ingress.cost import Cost
 from ingress.limits import Limits
 from ingress.prediction import Predictor
 from ingress.reservations import Reservations, Standings
-from ingress.waiting import Left, WaitingRoom
+from ingress.waiting import PATIENCE_S, Left, WaitingRoom
 from schemas import subjects
 from schemas.tenant import Policy
 
@@ -40,22 +40,27 @@ class Line:
         workforce: Workforce,
         *,
         order: Order = Order.HYBRID,
+        patience_s: float = PATIENCE_S,
         open_when_away: bool = False,
     ) -> None:
-        """`open_when_away`: what `Reservations` does while the accounts cannot be reached."""
+        """`patience_s` is how long a request may wait; `open_when_away`: what `Reservations` does
+        while the accounts cannot be reached."""
         self.reservations = Reservations(
             bus,
             lambda tenant: Limits.of(policies.policy(tenant)),
             clock=time.time,
             open_when_away=open_when_away,
         )
-        self.room = WaitingRoom(bus, workforce.slots, clock=time.monotonic, order=order)
+        self.room = WaitingRoom(
+            bus, workforce.slots, clock=time.monotonic, order=order, patience_s=patience_s
+        )
         self._bus = bus
         self._predictor = Predictor()
 
     async def start(self) -> None:
-        """Hear what ended requests have used. Raises BrokerAway."""
+        """Hear what ended requests have used, and which are wanted no more. Raises BrokerAway."""
         await self._bus.subscribe(subjects.SETTLEMENTS, self._settled, queue="ingress")
+        await self._bus.subscribe(subjects.CANCEL_SIGNALS, self._cancelled)
 
     async def release_forever(self) -> None:
         """Let go who waits, as there is room."""
@@ -117,6 +122,9 @@ class Line:
             give_up_s=now_s + min(self.room.patience_s, deadline_s - time.time()),
             tenant_max=policy.queued_requests,
         )
+
+    async def _cancelled(self, message: Message) -> None:
+        self.room.withdraw(message.subject.rpartition(".")[2])
 
     async def _settled(self, message: Message) -> None:
         try:

@@ -23,6 +23,7 @@ from schemas.model import StreamerEntry
 
 PROBE_EVERY_S: Final = 0.25
 PROBE_TIMEOUT_S: Final = 1.0
+RATELIMIT_PREFIX: Final = "x-ratelimit-"
 FOLLOW_S: Final = 0.5
 """What a client may take to follow its redirect before a streamer's word is taken for final."""
 
@@ -207,6 +208,9 @@ class ExpectedThere:
             self._keep,
             lingers=lingers,
             model=self._model,
+            ratelimit={
+                name: value for name, value in headers.items() if name.startswith(RATELIMIT_PREFIX)
+            },
         )
         return self._redirect.to(self._entry, ticket, headers)
 

@@ -69,6 +69,12 @@ def page_of(described: dict[str, Any]) -> str:
 def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
     body = operation.get("requestBody", {}).get("content", {}).values()
     asks = "".join(f"<p>Takes {_kind(each['schema'])}.</p>" for each in body)
+    asks += "".join(
+        f"<p><code>{escape(each['name'])}</code> in the {each['in']}: {_kind(each['schema'])}."
+        f" {escape(each['description'])}</p>"
+        for each in operation.get("parameters", ())
+        if "description" in each
+    )
     rows = "".join(
         f"<tr><td><code>{status}</code><td>{_answers(answer)}"
         for status, answer in operation["responses"].items()
@@ -81,9 +87,16 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
 
 def _answers(answer: dict[str, Any]) -> str:
     return "<br>".join(
-        f"{_kind(each['schema'])} as <code>{escape(media)}</code>"
+        f"{_kind(_carried(each['schema']))} as <code>{escape(media)}</code>"
         for media, each in answer["content"].items()
     )
+
+
+def _carried(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the type of an answer, or of what a stream's events carry."""
+    data: dict[str, Any] = schema.get("properties", {}).get("data", {})
+    carried: dict[str, Any] = data.get("contentSchema", schema)
+    return carried
 
 
 def _type(name: str, schema: dict[str, Any]) -> str:

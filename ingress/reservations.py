@@ -3,7 +3,7 @@
 What waits for a tenant's account is decided together and written by one compare-and-set; alone it
 takes a fraction of a millisecond, and fifty writers of one key would take eighty each. A pump
 remembers the account as it last wrote it, and reads it again when another node has written, or
-before it refuses anybody.
+before it refuses anybody or drops a settlement.
 """
 
 import asyncio
@@ -34,6 +34,8 @@ FRESH_S: Final = 0.25
 """How old an account may be that is shown; one that decides is never older than the last write."""
 SWEEP_S: Final = 1.0
 RETRY_S: Final = 0.25
+SETTLE_S: Final = 0.02
+"""How long a settlement waits for a reservation whose write it can share."""
 MARGIN_S: Final = 5.0
 """How long an entry outlives its request's deadline: the end is settled before."""
 
@@ -98,6 +100,7 @@ class _Pump:
     known_s: float = 0.0
     swept_s: float = 0.0
     running: bool = False
+    settling: asyncio.TimerHandle | None = None
 
 
 class Reservations:
@@ -165,7 +168,12 @@ class Reservations:
         pump = self._pump(tenant)
         if len(pump.settles) < SETTLES_MAX:  # more expire by themselves
             pump.settles.append(_Settle(request, tokens))
-        self._run(tenant, pump)
+        self._settle_soon(tenant, pump)
+
+    def _settle_soon(self, tenant: str, pump: _Pump) -> None:
+        if not pump.running and pump.settling is None:
+            loop = asyncio.get_running_loop()
+            pump.settling = loop.call_later(SETTLE_S, self._run, tenant, pump)
 
     async def standings(self, tenant: str) -> Standings:
         """Return a tenant's buckets now. Raises BrokerAway and BrokerRefused."""
@@ -191,11 +199,16 @@ class Reservations:
         return pump
 
     def _forget_oldest_idle(self) -> None:
-        idle = next((name for name, pump in self._pumps.items() if not pump.running), None)
+        idle = next(
+            (n for n, pump in self._pumps.items() if not (pump.running or pump.settles)), None
+        )
         if idle is not None:
             del self._pumps[idle]
 
     def _run(self, tenant: str, pump: _Pump) -> None:
+        if pump.settling is not None:
+            pump.settling.cancel()
+            pump.settling = None
         if not pump.running:
             pump.running = True
             task = asyncio.create_task(self._drain(tenant, pump), name=f"limits {tenant}")
@@ -203,10 +216,11 @@ class Reservations:
             task.add_done_callback(self._tasks.discard)
 
     async def _drain(self, tenant: str, pump: _Pump) -> None:
-        """Serve all that waits; the outermost frame of a pump's task."""
+        """Serve what waits until no reservation does; the outermost frame of a pump's task."""
         asks: list[_Ask] = []
+        due = True
         try:
-            while pump.asks or pump.settles:
+            while due:
                 asks, pump.asks = pump.asks[:BATCH_MAX], pump.asks[BATCH_MAX:]
                 settles, pump.settles = pump.settles[:BATCH_MAX], pump.settles[BATCH_MAX:]
                 try:
@@ -217,12 +231,15 @@ class Reservations:
                     _fail(asks, error)
                     pump.settles = settles + pump.settles
                     await asyncio.sleep(RETRY_S)
+                due = bool(pump.asks)
         except Exception as error:
             log.exception("the limits of a tenant failed here")
             _fail([*asks, *pump.asks], BrokerAway(str(error)))
             pump.asks = []
         finally:
             pump.running = False
+            if pump.settles:
+                self._settle_soon(tenant, pump)
 
     async def _serve(
         self, tenant: str, pump: _Pump, asks: list[_Ask], settles: list[_Settle]
@@ -235,9 +252,9 @@ class Reservations:
             if stored is None:
                 stored = await versioned.read(self._bus, subjects.LIMITS, key)
             account = _account(stored)
-            changed, outcomes = self._decide(tenant, pump, account, asks, settles)
-            if not fresh and any(exceeded is not None for exceeded, _ in outcomes):
-                pump.known = None  # another node may have given something back
+            changed, doubtful, outcomes = self._decide(tenant, pump, account, asks, settles)
+            if doubtful and not fresh:
+                pump.known = None
                 continue
             if changed:
                 data = _encode(account)
@@ -265,16 +282,19 @@ class Reservations:
         account: Account,
         asks: list[_Ask],
         settles: list[_Settle],
-    ) -> tuple[bool, list[tuple[Exceeded | None, Standings]]]:
-        """Apply a batch to an account; return whether it changed, and the asks' outcomes."""
+    ) -> tuple[bool, bool, list[tuple[Exceeded | None, Standings]]]:
+        """Apply a batch to an account; return whether it changed, whether what other nodes wrote
+        meanwhile may change the outcome, and the asks' outcomes."""
         limits, now_s = self._limits_of(tenant), self._clock()
         deciding.advance(account, limits, now_s=now_s)
-        changed = False
+        changed = doubtful = False
         if now_s - pump.swept_s > SWEEP_S:
             pump.swept_s = now_s
             changed = deciding.forget_expired(account, now_s=now_s)
         for settle in settles:
-            changed |= deciding.settle(account, request=settle.request, tokens=settle.tokens)
+            settled = deciding.settle(account, request=settle.request, tokens=settle.tokens)
+            changed |= settled
+            doubtful |= not settled  # another node may have reserved it
         outcomes: list[tuple[Exceeded | None, Standings]] = []
         for ask in asks:
             if ask.answer.cancelled():  # and its settlement may have come before it
@@ -288,8 +308,9 @@ class Reservations:
                 expires_s=ask.expires_s,
             )
             changed |= exceeded is None
+            doubtful |= exceeded is not None  # another node may have given something back
             outcomes.append((exceeded, _standings(account, limits)))
-        return changed, outcomes
+        return changed, doubtful, outcomes
 
 
 def _account(stored: Versioned) -> Account:

@@ -142,7 +142,7 @@ async def admit_response(
     try:
         asked = await asked_of(ingress.bus, ask, tenant=tenant, request=request, before=said)
         if ask.generate is False:
-            frames = await _prepare(ingress, origin, asked)
+            shape, frames = await _prepare(ingress, origin, asked)
         else:
             admitted = await ingress.admit(
                 replace(origin, keep_answer=asked.stored),
@@ -150,16 +150,19 @@ async def admit_response(
                 body_bytes=len(body),
                 response=asked.response,
             )
+            shape = admitted.envelope.shape
             await record(ingress.bus, asked, admitted.envelope)
     except InvalidRequest as refusal:
         raise own_words(refusal) from None
     made_from = None if asked.stored else msgspec.json.encode(asked.items)
-    return AdmittedResponse(ask.model, made_from, frames)
+    return AdmittedResponse(shape, made_from, frames)
 
 
-async def _prepare(ingress: Ingress, origin: Origin, asked: AskedResponse) -> tuple[bytes, ...]:
-    """Keep what a response is made from without running it; return the frames of its reply, which
-    has no choices and so no output. Raises a Refusal."""
+async def _prepare(
+    ingress: Ingress, origin: Origin, asked: AskedResponse
+) -> tuple[Shape, tuple[bytes, ...]]:
+    """Keep what a response is made from without running it; return the shape and the frames of its
+    reply, which has no choices and so no output. Raises a Refusal."""
     ingress.catalogue.find(asked.ask.model, ingress.gate.policy(origin.caller))
     response = asked.response or b""
     shape = Shape("response", asked.ask.model, int(time.time()), False, 1, False, response=response)
@@ -176,7 +179,7 @@ async def _prepare(ingress: Ingress, origin: Origin, asked: AskedResponse) -> tu
             await stored.store(bus, found, tenant=tenant, request=request)
         except (BrokerAway, BrokerRefused) as error:
             raise BrokerUnavailable("The response cannot be stored.") from error
-    return encoded
+    return shape, encoded
 
 
 class _Unread:

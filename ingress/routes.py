@@ -1,5 +1,6 @@
 """The API's routes: each composes the stations in their order."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from ingress.handoff import Answer, Expected, Handoff
 from ingress.idempotency import Attach, Keys, keyed
 from ingress.ratelimit import headers_of, ratelimit_headers
 from schemas.admit import Caller
-from schemas.errors import InternalError, InvalidRequest, Refusal, RequestTooLarge
+from schemas.errors import Draining, InternalError, InvalidRequest, Refusal, RequestTooLarge
 from schemas.model import ModelCard
 from schemas.subjects import new_request_id
 from schemas.wire import Envelope
@@ -64,6 +65,11 @@ class Generate:
         except Refusal as refusal:
             counts.refused += 1
             answer = refused(refusal, request, headers)
+        except asyncio.CancelledError:
+            # The node ends, past its grace, while the broker keeps us waiting: the server's own
+            # answer would be a 500, and no JSON.
+            counts.refused += 1
+            answer = refused(Draining("This node is stopping; try again."), request, headers)
         except Exception:
             log.exception("%s failed here", request)
             fault = InternalError("The server failed; the fault is ours.")

@@ -80,13 +80,15 @@ async def look(bus: Bus, *, tenant: str, request: str) -> Stored | None:
     record = await _read(bus, tenant, request)
     if record is None:
         return None
-    events = await _events(bus, record, tenant, request)
-    if events is None:
-        # It may have ended between two looks: each place is left only after the next one has it.
-        queued = await find(bus, request) is not None
-        events = await _events(bus, record, tenant, request)
-        if events is None:
-            events = await _unended(bus, record, tenant, request, queued=queued)
+    events, ended = await _replay(bus, record, tenant, request)
+    if not ended and await find(bus, request) is None:
+        # It may have ended in between: the queue is left only after the log has the end.
+        events, ended = await _replay(bus, record, tenant, request)
+        if not ended:
+            # Its client left, or its time was over, before anybody began or could say so.
+            late = time.time() > record.deadline_s
+            kind = DeadlineExceeded if late else RequestCancelled
+            events.render([Broken(kind.code or "", kind.__doc__ or "", Usage(0, 0, 0))])
     return Stored(request, record, events)
 
 
@@ -124,7 +126,8 @@ async def _frames(bus: Bus, tenant: str, request: str) -> AsyncIterator[tuple[in
 
 async def _replay(
     bus: Bus, record: Record, tenant: str, request: str
-) -> tuple[ResponseEvents, Reply]:
+) -> tuple[ResponseEvents, bool]:
+    """Return the events of what there is of a reply, and whether its end is there."""
     reply = Reply()
     events = ResponseEvents(request, record.shape)
     opened = False
@@ -137,23 +140,4 @@ async def _replay(
             opened = True
             events.opening()
         events.render(shown)
-    return events, reply
-
-
-async def _events(bus: Bus, record: Record, tenant: str, request: str) -> ResponseEvents | None:
-    """Return an ended response's events; None for one that has not ended."""
-    events, reply = await _replay(bus, record, tenant, request)
-    return events if reply.ended else None
-
-
-async def _unended(
-    bus: Bus, record: Record, tenant: str, request: str, *, queued: bool
-) -> ResponseEvents:
-    """Return what there is of a response whose end is not in the log."""
-    events, _ = await _replay(bus, record, tenant, request)
-    if not queued:
-        # It left the queue without an end: its client did, or its time was over before it began.
-        late = time.time() > record.deadline_s
-        kind = DeadlineExceeded if late else RequestCancelled
-        events.render([Broken(kind.code or "", kind.__doc__ or "", Usage(0, 0, 0))])
-    return events
+    return events, reply.ended

@@ -36,7 +36,7 @@ PATIENCE_S: Final = 30.0
 WATERMARK_WITHOUT_WORKERS: Final = 10_000
 READ_S: Final = 0.01
 READ_QUIET_S: Final = 1.0
-READ_SHARE: Final = 20
+READ_SHARE: Final = 4
 """A reading that takes long is made more seldom: at most this part of the time is spent on it."""
 _NO_SUBJECTS: Final = 1_000_000_000  # an offset behind all of them: the total alone is sent
 
@@ -125,6 +125,12 @@ class WaitingRoom:
     def landed(self, model: str) -> None:
         """Note that a request let go is in REQUESTS, or will never be."""
         self._gates[model].landed += 1
+
+    def withdraw(self, request: str) -> None:
+        """Let a request wait no more, whose client has left or which was cancelled."""
+        for gate in self._gates.values():
+            if request in gate.waiting:
+                self._refuse(gate, request, RequestCancelled("The request was cancelled."))
 
     def drain(self) -> None:
         """Let nobody wait any more: the node stops."""

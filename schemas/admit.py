@@ -25,9 +25,11 @@ from schemas.errors import (
     QueueFull,
     QueueTimeout,
     Refusal,
+    RequestCancelled,
     RequestTooLarge,
     TooManyRequests,
 )
+from schemas.wire import Shape
 
 SERVICE: Final = "ingress"
 IDENTIFY: Final = "identify"
@@ -51,6 +53,7 @@ _REFUSALS: Final[dict[str, type[Refusal]]] = {
         PreviousResponseNotFound,
         QueueFull,
         QueueTimeout,
+        RequestCancelled,
         RequestTooLarge,
         TooManyRequests,
     )
@@ -117,10 +120,10 @@ class AdmitResponse(msgspec.Struct, frozen=True):
 
 
 class AdmittedResponse(NamedTuple):
-    """A response that was admitted: its model; what it was made from, as JSON, if that is stored
+    """A response that was admitted: its shape; what it was made from, as JSON, if that is stored
     nowhere; and the frames of its reply if it is not run."""
 
-    model: str
+    shape: Shape
     made_from: bytes | None = None
     frames: tuple[bytes, ...] = ()
 
@@ -140,10 +143,10 @@ class RefusalText(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(refusal: Refusal) -> "RefusalText":
-        """Return a refusal as text."""
-        return RefusalText(
-            type(refusal).__name__, refusal.message, refusal.param, refusal.retry_after_s
-        )
+        """Return a refusal as text; of a kind that only its node knows, as what that is one of."""
+        kinds = (kind.__name__ for kind in type(refusal).__mro__)
+        kind = next((kind for kind in kinds if kind in _REFUSALS), type(refusal).__name__)
+        return RefusalText(kind, refusal.message, refusal.param, refusal.retry_after_s)
 
     def refusal(self) -> Refusal:
         """Return the refusal; one of a kind that we do not know is our own fault."""
@@ -155,8 +158,8 @@ class Answer(msgspec.Struct, frozen=True):
     """The answer to all: the caller (None for one who must still show a key), or a refusal; and
     the model of a request that was admitted.
 
-    `made_from` are the items of a response that is stored nowhere, `frames` the whole reply to one
-    that is not run.
+    Of a response also its `shape`; `made_from` are the items of one that is stored nowhere,
+    `frames` the whole reply to one that is not run.
     """
 
     tenant: str | None = None
@@ -164,6 +167,7 @@ class Answer(msgspec.Struct, frozen=True):
     key: str | None = None
     until_s: float | None = None
     model: str = ""
+    shape: Shape | None = None
     made_from: list[msgspec.Raw] | None = None
     frames: tuple[bytes, ...] = ()
 

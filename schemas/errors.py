@@ -104,6 +104,14 @@ class MethodNotAllowed(Refusal):
     code = "method_not_allowed"
 
 
+class RequestTimeout(Refusal):
+    """The client took too long to send its request."""
+
+    status = 408
+    type = "timeout_error"
+    code = "request_timeout"
+
+
 class IdempotencyConflict(Refusal):
     """The Idempotency-Key belongs to a request with another body."""
 

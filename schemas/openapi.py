@@ -19,22 +19,34 @@ from schemas.answers import (
     ModelList,
 )
 from schemas.openai import ChatRequest, CompletionRequest
+from schemas.response_answers import DeletedResponse, InputItems, ResponseEvent, ResponseObject
+from schemas.responses import UNSERVED, ResponseRequest
 
 _REFERENCE: Final = "#/components/schemas/{name}"
 _JSON: Final = "application/json"
 _EVENTS: Final = "text/event-stream"
 
 
+class Parameter(NamedTuple):
+    """What may be asked beside path and body."""
+
+    name: str
+    schema: Mapping[str, Any]
+    note: str
+    place: str = "query"
+
+
 class Operation(NamedTuple):
-    """One method of one path. `asks` is the body's type; `events` that of a stream's events."""
+    """One method of one path. `asks` is the body's type; `events` those of a stream's events."""
 
     method: str
     path: str
     summary: str
     answers: Any
     asks: Any = None
-    events: Any = None
+    events: tuple[Any, ...] = ()
     statuses: tuple[int, ...] = (401,)
+    parameters: tuple[Parameter, ...] = ()
 
 
 class Told(NamedTuple):
@@ -44,7 +56,30 @@ class Told(NamedTuple):
     left_out: Mapping[str, str]
 
 
-_GENERATE: Final = (400, 401, 404, 413, 429, 500, 503, 504)
+_GENERATE: Final = (400, 401, 404, 409, 413, 429, 500, 503, 504)
+_STORED: Final = (400, 401, 404, 503)
+_NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": 999_999_999}
+_POST: Final = (
+    Parameter(
+        "Idempotency-Key",
+        {"type": "string", "pattern": "^[!-~]{1,255}$"},
+        "The same key and body get one run and one answer, for 24 hours; another body is 409.",
+        "header",
+    ),
+    Parameter(
+        "x-request-timeout",
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 840},
+        "The deadline, in seconds from now.",
+        "header",
+    ),
+)
+_AFTER: Final = Parameter("starting_after", _NUMBER, "The last event that is not wanted again.")
+_STREAM: Final = Parameter("stream", {"type": "boolean"}, "Whether to answer with the events.")
+_PAGE: Final = (
+    Parameter("order", {"enum": ["asc", "desc"]}, "Default `desc`."),
+    Parameter("limit", {"type": "integer", "minimum": 1, "maximum": 100}, "Default 20."),
+    Parameter("after", {"type": "string"}, "The id of the last item of the page before."),
+)
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
@@ -53,8 +88,9 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "Answer a conversation.",
         ChatCompletion,
         asks=ChatRequest,
-        events=ChatCompletionChunk,
+        events=(ChatCompletionChunk, ErrorAnswer),
         statuses=_GENERATE,
+        parameters=_POST,
     ),
     Operation(
         "post",
@@ -62,8 +98,9 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "Continue a text.",
         Completion,
         asks=CompletionRequest,
-        events=Completion,
+        events=(Completion, ErrorAnswer),
         statuses=_GENERATE,
+        parameters=_POST,
     ),
     Operation("get", "/v1/models", "List the served models.", ModelList),
     Operation("get", "/v1/models/{model}", "Describe a model.", Model, statuses=(401, 404)),
@@ -72,27 +109,76 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/v1/streams/{request}",
         "Read a reply again, from the event after Last-Event-ID.",
         None,
-        events=ChatCompletionChunk,
-        statuses=(400, 401, 404, 410),
+        events=(ChatCompletionChunk, Completion, ResponseEvent, ErrorAnswer),
+        statuses=(400, 401, 404, 410, 503),
+        parameters=(
+            _AFTER,
+            Parameter("Last-Event-ID", {"type": "string"}, "As `starting_after`.", "header"),
+        ),
     ),
     Operation(
         "post",
         "/v1/requests/{request}/cancel",
         "End a request.",
         Cancelled,
-        statuses=(401, 404),
+        statuses=(401, 404, 503),
+    ),
+    Operation(
+        "post",
+        "/v1/responses",
+        "Make a response.",
+        ResponseObject,
+        asks=ResponseRequest,
+        events=(ResponseEvent,),
+        statuses=_GENERATE,
+        parameters=_POST,
+    ),
+    Operation(
+        "get",
+        "/v1/responses/{response}",
+        "Read a stored response as it stands, or its events.",
+        ResponseObject,
+        events=(ResponseEvent,),
+        statuses=_STORED,
+        parameters=(_STREAM, _AFTER),
+    ),
+    Operation(
+        "delete",
+        "/v1/responses/{response}",
+        "Forget a stored response.",
+        DeletedResponse,
+        statuses=_STORED,
+    ),
+    Operation(
+        "post",
+        "/v1/responses/{response}/cancel",
+        "End a response in the background.",
+        ResponseObject,
+        statuses=_STORED,
+    ),
+    Operation(
+        "get",
+        "/v1/responses/{response}/input_items",
+        "List what a stored response was made from.",
+        InputItems,
+        statuses=_STORED,
+        parameters=_PAGE,
     ),
 )
 
 TOLD: Final[Mapping[Any, Told]] = {
     ChatRequest: Told(fields.CHAT, refused.CHAT),
     CompletionRequest: Told(fields.COMPLETION, refused.COMPLETION),
+    ResponseRequest: Told(fields.RESPONSE, dict.fromkeys(UNSERVED, "Not served.")),
 }
 
 
 def document(operations: Sequence[Operation] = OPERATIONS) -> dict[str, Any]:
     """Return the description of some operations."""
-    types = {kind for each in operations for kind in each[3:6] if kind is not None} | {ErrorAnswer}
+    types = {ErrorAnswer}
+    for each in operations:
+        types |= {each.answers, each.asks, *each.events}
+    types.discard(None)
     ordered = sorted(types, key=lambda kind: str(kind.__name__))
     _, schemas = msgspec.json.schema_components(ordered, ref_template=_REFERENCE)
     for kind, told in TOLD.items():
@@ -131,8 +217,8 @@ def _operation(each: Operation) -> dict[str, Any]:
     content = {}
     if each.answers is not None:
         content[_JSON] = {"schema": _reference(each.answers)}
-    if each.events is not None:
-        content[_EVENTS] = {"schema": _reference(each.events)}
+    if each.events:
+        content[_EVENTS] = {"schema": _event(each.events)}
     error = {"description": "An error.", "content": {_JSON: {"schema": _reference(ErrorAnswer)}}}
     found: dict[str, Any] = {
         "summary": each.summary,
@@ -144,13 +230,29 @@ def _operation(each: Operation) -> dict[str, Any]:
     if each.asks is not None:
         body = {_JSON: {"schema": _reference(each.asks)}}
         found["requestBody"] = {"required": True, "content": body}
-    if names := [part[1:-1] for part in each.path.split("/") if part.startswith("{")]:
-        found["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in names
-        ]
+    names = [part[1:-1] for part in each.path.split("/") if part.startswith("{")]
+    in_path: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in names
+    ]
+    beside = [
+        {"name": name, "in": place, "description": note, "schema": schema}
+        for name, schema, note, place in each.parameters
+    ]
+    if in_path or beside:
+        found["parameters"] = in_path + beside
     return found
 
 
 def _reference(kind: Any) -> dict[str, str]:
     return {"$ref": _REFERENCE.format(name=kind.__name__)}
+
+
+def _event(kinds: Sequence[Any]) -> dict[str, Any]:
+    """Return the schema of one event: before OpenAPI 3.2 that is what a stream's is taken for."""
+    text = {"type": "string"}
+    carried = [_reference(kind) for kind in kinds]
+    schema = carried[0] if len(carried) == 1 else {"anyOf": carried}
+    data = text | {"contentMediaType": _JSON, "contentSchema": schema}
+    properties = {"id": text, "event": text, "data": data}
+    return {"type": "object", "properties": properties, "required": ["data"]}

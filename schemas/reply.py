@@ -170,8 +170,10 @@ class Reply:
         if self._fenced(attempt, seq):
             self._terminal = None
             return ()
-        if seq != self.next_seq:
+        if seq > self.next_seq:
             return ()
+        # Before what was shown, where a worker took over from one that lived: the end is the end.
+        seq = max(seq, self.next_seq)
         self.ended = True
         self._early.clear()
         match frame:

@@ -33,7 +33,7 @@ MetadataKey = Annotated[str, Meta(max_length=64)]
 MetadataText = Annotated[str, Meta(max_length=512)]
 Metadata = Annotated[dict[MetadataKey, MetadataText], Meta(max_length=16)]
 
-_UNSERVED: Final = (
+UNSERVED: Final = (
     "access_programs",
     "background_options",
     "context_management",
@@ -146,7 +146,7 @@ def parse_response(body: bytes, *, streamed: bool = False) -> ResponseRequest:
     `streamed` says that the answer is a stream whatever the body says: it came over a socket.
     """
     request = decode_body(_decoder, body)
-    for name in _UNSERVED:
+    for name in UNSERVED:
         if getattr(request, name) is not None:
             raise InvalidRequest(f"'{name}' is not served.", param=name)
     options = request.stream_options
@@ -291,7 +291,7 @@ def repeated(request: ResponseRequest) -> bytes:
             "safety_identifier": request.safety_identifier,
             "service_tier": "default",
             "store": request.stored,
-            "temperature": 1.0 if request.temperature is None else request.temperature,
+            "temperature": request.temperature,
             "text": {
                 "format": text.format or {"type": "text"},
                 "verbosity": text.verbosity or "medium",
@@ -299,7 +299,7 @@ def repeated(request: ResponseRequest) -> bytes:
             "tool_choice": request.tool_choice or "auto",
             "tools": request.tools or [],
             "top_logprobs": request.top_logprobs or 0,
-            "top_p": 1.0 if request.top_p is None else request.top_p,
+            "top_p": request.top_p,
             "truncation": "disabled",
             "user": request.user,
         }

@@ -5,18 +5,21 @@ service `ingress`. Both end in the same function as the HTTP route.
 """
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
 import msgspec
 
 from headrace.bus import BrokerAway, Bus
-from schemas import admit
+from schemas import admit, subjects
 from schemas.admit import Admit, AdmitResponse, AdmittedResponse, Answer, Caller, Identify
-from schemas.errors import BrokerUnavailable, Draining, RequestTooLarge
+from schemas.errors import BrokerUnavailable, Draining, InternalError, RequestTooLarge
 
 IDENTIFY_TIMEOUT_S: Final = 5.0
 ADMIT_TIMEOUT_S: Final = 35.0  # longer than ingress itself waits for the broker's word
+WITHDRAW_S: Final = 0.25
+"""How often: the signal may come before its request."""
 DRAINING_TRIES: Final = 20
 DRAINING_PAUSE_S: Final = 0.05
 _ENVELOPE_BYTES: Final = 1024
@@ -24,6 +27,7 @@ _PRIVATE: Final = frozenset({b"cookie"})
 """All others are shown: ingress alone knows which one a proxy puts a certificate's subject in."""
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
+Left = Callable[[], Awaitable[None]]
 
 
 class Admission(Protocol):
@@ -51,8 +55,12 @@ class Admission(Protocol):
         request: str,
         streamer: str,
         deadline_s: float,
+        left: Left,
     ) -> str:
-        """Put a streamed request into the queue and return its model. Raises a Refusal."""
+        """Put a streamed request into the queue and return its model. Raises a Refusal.
+
+        `left` returns once nobody waits for the request: then it need not be queued any more.
+        """
         ...
 
     async def admit_response(
@@ -64,6 +72,7 @@ class Admission(Protocol):
         streamer: str,
         deadline_s: float,
         before: bytes | None,
+        left: Left,
     ) -> AdmittedResponse:
         """Put a response into the queue. Raises a Refusal.
 
@@ -105,6 +114,7 @@ class RemoteAdmission:
         request: str,
         streamer: str,
         deadline_s: float,
+        left: Left,
     ) -> str:
         """As `Admission.admit`."""
         self._check_size(len(body))
@@ -118,7 +128,28 @@ class RemoteAdmission:
             caller.key,
             caller.until_s,
         )
-        return (await self._ask(admit.ADMIT, question, ADMIT_TIMEOUT_S)).model
+        answer = await self._ask_while(
+            caller.tenant, request, self._ask(admit.ADMIT, question, ADMIT_TIMEOUT_S), left
+        )
+        return answer.model
+
+    async def _ask_while(
+        self, tenant: str, request: str, asked: Awaitable[Answer], left: Left
+    ) -> Answer:
+        """Await an admission; withdraw it once nobody waits for it."""
+        withdrawing = asyncio.create_task(self._withdraw(tenant, request, left))
+        try:
+            return await asked
+        finally:
+            withdrawing.cancel()
+
+    async def _withdraw(self, tenant: str, request: str, left: Left) -> None:
+        """Have a request that nobody waits for leave ingress's waiting room, once it is there."""
+        await left()
+        while True:
+            with contextlib.suppress(BrokerAway):
+                await self._bus.publish(subjects.cancel_signal(tenant, request), b"")
+            await asyncio.sleep(WITHDRAW_S)
 
     async def admit_response(
         self,
@@ -129,6 +160,7 @@ class RemoteAdmission:
         streamer: str,
         deadline_s: float,
         before: bytes | None,
+        left: Left,
     ) -> AdmittedResponse:
         """As `Admission.admit_response`."""
         self._check_size(len(body) + len(before or b""))
@@ -142,9 +174,13 @@ class RemoteAdmission:
             caller.until_s,
             admit.items_of(before),
         )
-        answer = await self._ask(admit.RESPOND, question, ADMIT_TIMEOUT_S)
+        answer = await self._ask_while(
+            caller.tenant, request, self._ask(admit.RESPOND, question, ADMIT_TIMEOUT_S), left
+        )
         made_from = None if answer.made_from is None else msgspec.json.encode(answer.made_from)
-        return AdmittedResponse(answer.model, made_from, answer.frames)
+        if answer.shape is None:  # an ingress of an older version
+            raise InternalError("The server failed; the fault is ours.")
+        return AdmittedResponse(answer.shape, made_from, answer.frames)
 
     def _check_size(self, size: int) -> None:
         if size + _ENVELOPE_BYTES > self._bus.payload_bytes_max:

@@ -64,7 +64,11 @@ class Replies:
         reply.lingers = ticket.lingers
         # Any page may read it: whoever has the ticket may, and a browser that followed a redirect
         # to another origin does not say any more where it comes from.
-        headers = {"x-request-id": ticket.request, "access-control-allow-origin": "*"}
+        headers = {
+            "x-request-id": ticket.request,
+            "access-control-allow-origin": "*",
+            **ticket.ratelimit,
+        }
         return Relay(
             self._mailbox, reply, stream=ticket.stream, headers=headers, after=ticket.after
         )

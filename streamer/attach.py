@@ -31,6 +31,8 @@ async def attach(
         if queued is not None:
             reply.model = queued.subject.model
             reply.deadline_s = queued.expires_s or reply.deadline_s
+            if queued.envelope is not None:
+                reply.keep(queued.envelope.shape.keep)
         elif not reply.reply.started:
             await _find_ended(bus, reply)
     except BaseException:

@@ -82,6 +82,7 @@ class OpenReply:
         self._log_seq = 0
         self._given: deque[bytes] | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._abandoned: asyncio.Future[None] | None = None
         self._heard_s = now_s
         self._quiet_read_s = now_s
         self._sent_s = now_s
@@ -200,6 +201,10 @@ class OpenReply:
         if self._log_failed:
             raise BrokerAway(f"the log of {self.request} cannot be read")
 
+    def keep(self, keep: bool) -> None:
+        """Note whether the request runs on without readers, before a worker has told."""
+        self._kept = keep
+
     def came_late(self, *, now_s: float) -> None:
         """Have the log read again in a moment: its last frame may have been told to others before
         we listened, and stored after we read."""
@@ -276,13 +281,19 @@ class OpenReply:
     def leave(self) -> None:
         """Note that the client is gone."""
         self.left = True
-        self._wake()
+        self._abandon()
 
     def refuse(self, refusal: Refusal) -> None:
         """End the reply with an error, after what is pending."""
         if self.refusal is None and not self.reply.ended:
             self.refusal = refusal
-            self._wake()
+            self._abandon()
+
+    async def abandoned(self) -> None:
+        """Return once nobody waits for the reply: its client has left, or it was refused."""
+        if not self.left and self.refusal is None:
+            self._abandoned = asyncio.get_running_loop().create_future()
+            await self._abandoned
 
     def look_at_log(self) -> None:
         """Have the log read."""
@@ -347,6 +358,11 @@ class OpenReply:
             self.refuse(StreamInterrupted("A part of the reply is missing; resume the stream."))
         elif now_s - self._hole_s > HOLE_READ_S:
             self.look_at_log()
+
+    def _abandon(self) -> None:
+        self._wake()
+        if self._abandoned is not None and not self._abandoned.done():
+            self._abandoned.set_result(None)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -14,7 +14,7 @@ import msgspec
 
 from headrace import topology
 from headrace.bus import BrokerAway, BrokerRefused, Bus, Message, Subscription
-from headrace.cancel import cancel_surely
+from headrace.cancel import cancel
 from schemas import subjects
 from schemas.errors import Draining, StreamInterrupted
 from schemas.subjects import ReplySubject, ShownQuestion, UnreadQuestion
@@ -204,14 +204,20 @@ class Mailbox:
             if await self._is_read(reply, attached=attached):
                 return
         try:
-            await cancel_surely(
-                self._bus,
-                tenant=reply.tenant,
-                request=reply.request,
-                begun=reply.reply.started,
-            )
+            await self._cancel(reply)
         except (BrokerAway, BrokerRefused) as error:
             log.info("%s is cancelled when the broker is back: %s", reply.request, error)
+            self._bus.errands.owe(lambda: self._cancel_unread(reply, attached=attached))
+
+    async def _cancel(self, reply: OpenReply) -> None:
+        await cancel(
+            self._bus, tenant=reply.tenant, request=reply.request, begun=reply.reply.started
+        )
+
+    async def _cancel_unread(self, reply: OpenReply, *, attached: bool) -> None:
+        """Cancel what a cut-off node could not: its client may have gone on elsewhere since."""
+        if not (reply.left and await self._is_read(reply, attached=attached)):
+            await self._cancel(reply)
 
     async def _is_read(self, reply: OpenReply, *, attached: bool) -> bool:
         """Ask whether somebody else reads this reply, which is no longer open here: a client that

@@ -102,10 +102,14 @@ class ResponseMessages:
     def __init__(self, events: ResponseEvents, stream_id: str | None) -> None:
         self.events = events
         self._stream_id = stream_id
+        self._opened = False
         self._end = b"}" if stream_id is None else b',"stream_id":%b}' % _json(stream_id)
 
     def opening(self) -> list[bytes]:
-        """Return the messages that come first."""
+        """Return the messages that come first, the first time."""
+        if self._opened:
+            return []
+        self._opened = True
         return [self._message(event) for event in self.events.opening()]
 
     def render(self, events: Sequence[Event]) -> list[bytes]:

@@ -60,7 +60,7 @@ class ResponseSocket(Socket):
         self._waiting_count = 0
         self._waiting_bytes = 0
         self._turns = Turns()
-        self._events: dict[str, ResponseEvents] = {}
+        self._rendering: dict[str, ResponseMessages] = {}
         self._made_from: dict[str, bytes] = {}  # only of those that are stored nowhere
 
     async def _take(self, text: str) -> None:
@@ -104,7 +104,7 @@ class ResponseSocket(Socket):
         try:
             await super()._run(name, reply, body)
         finally:
-            self._events.pop(name, None)
+            self._rendering.pop(name, None)
             self._made_from.pop(name, None)
             create = self._running.pop(name)
             self._begin_next(create.stream_id)
@@ -134,25 +134,32 @@ class ResponseSocket(Socket):
             streamer=self._sockets.mailbox.streamer,
             deadline_s=reply.deadline_s,
             before=self._turns.get(request_of(create.previous or "")),
+            left=reply.abandoned,
         )
         if admitted.made_from is not None:
             self._made_from[reply.request] = admitted.made_from
         if admitted.frames:
             reply.give(admitted.frames)
-        return admitted.model
+        # At once, not when a worker begins: who knows a response's id can cancel it.
+        reply.sending()
+        await self._send_all(self._lines(reply.request, admitted.shape).opening())
+        reply.sent()
+        return admitted.shape.model
 
     async def _relay(self, name: str, reply: OpenReply) -> bytes | None:
         last = await super()._relay(name, reply)
-        events, made_from = self._events.get(name), self._made_from.get(name)
-        if events is not None and made_from is not None and events.gone_on_from:
+        events, made_from = self._rendering[name].events, self._made_from.get(name)
+        if made_from is not None and events.gone_on_from:
             items = msgspec.json.decode(made_from, type=list[msgspec.Raw])
             items += [msgspec.Raw(msgspec.json.encode(item)) for item in events.output()]
             self._turns.put(name, msgspec.json.encode(items))
         return last
 
     def _lines(self, name: str, shape: Shape) -> ResponseMessages:
-        events = self._events[name] = ResponseEvents(name, shape)
-        return ResponseMessages(events, self._running[name].stream_id)
+        if name not in self._rendering:
+            stream_id = self._running[name].stream_id
+            self._rendering[name] = ResponseMessages(ResponseEvents(name, shape), stream_id)
+        return self._rendering[name]
 
     def _error(self, name: str | None, refusal: Refusal) -> bytes:
         create = self._running.get(name or "")

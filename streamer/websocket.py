@@ -262,6 +262,8 @@ class Socket:
         try:
             async with asyncio.timeout(max(0.0, reply.deadline_s - time.time())):
                 reply.model = await self._put(reply, body)
+        except RequestCancelled as cancelled:
+            raise reply.refusal or cancelled from None
         except TimeoutError:
             # Should it be admitted yet, no worker starts it: its deadline has passed.
             raise DeadlineExceeded("The request's deadline has passed.") from None
@@ -275,6 +277,7 @@ class Socket:
             request=reply.request,
             streamer=self._sockets.mailbox.streamer,
             deadline_s=reply.deadline_s,
+            left=reply.abandoned,
         )
 
     async def _relay(self, name: str, reply: OpenReply) -> bytes | None:

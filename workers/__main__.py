@@ -121,6 +121,7 @@ async def _serve(
             await worker.start()
             tasks.start("upkeep", upkeep.forever())
             tasks.start("pump", worker.intake.pump())
+            tasks.start("looks", worker.intake.look_forever())
             tasks.start("consumers", worker.intake.mend())
             tasks.start("heartbeat", worker.beat_forever())
             tasks.start("orphans", orphans.watch())

@@ -2,8 +2,8 @@
 
 Rule: outstanding pulls + held requests ≤ slots + `OVERCOMMIT`. A worker pulls its own partitions
 at priority 0, several requests each; the others one by one at priority 1 to 9, by its load; lane
-`batch` only while half of its slots are free. With less room than partitions the rest rotates, by
-short pulls. Pure: no clock, no broker.
+`batch` only while half of its slots are free. With less room than partitions half of it rotates, by
+short pulls, and the rest is for where requests are said to wait. Pure: no clock, no broker.
 """
 
 import itertools
@@ -53,6 +53,8 @@ class Credits:
 
     def __init__(self, *, slots: int, partitions: int) -> None:
         self.owned: frozenset[int] = frozenset()
+        self.waiting: frozenset[Place] = frozenset()
+        """Where requests wait, as far as somebody has looked."""
         self._slots = slots
         self._partitions = partitions
         self._pulls: dict[str, _Outstanding] = {}
@@ -66,6 +68,11 @@ class Credits:
         """How many requests the broker may still hand over."""
         return sum(self._at.values())
 
+    def scarce(self, *, held: int) -> bool:
+        """Tell whether there is less room than partitions: requests may wait where none is pulled
+        while there is room."""
+        return held < self._slots + OVERCOMMIT < self._partitions + held
+
     def plan(self, *, held: int, now_s: float) -> list[Pull]:
         """Return the pulls to send now, and note them as sent."""
         self._forget_lost(now_s)
@@ -78,9 +85,12 @@ class Credits:
         scarce = self._slots + OVERCOMMIT - held < len(places)
         credit = 1 if scarce else OWN_CREDIT
         expires_s = ROTATING_PULL_S if scarce else PULL_S
+        if scarce:
+            places.sort(key=lambda place: place not in self.waiting)
+        kept = (self._slots + OVERCOMMIT - held) // 2 if scarce else 0
         pulls = []
         for place in places:
-            if room <= 0:
+            if room <= (0 if place in self.waiting else kept):
                 break
             own = place.partition in self.owned
             batch = self._wanted(place, credit if own else 1, now_s)

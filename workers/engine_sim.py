@@ -135,7 +135,8 @@ class SimulatedEngine:
             )
         if min(work.prompt) < 0 or max(work.prompt) >= self._vocabulary.size:
             raise EngineRefused(f"a prompt token is not in 0 to {self._vocabulary.size - 1}")
-        _check_sampling(work.sampling)
+        told = work.sim is not None and work.sim.pieces is not None
+        _check_sampling(work.sampling, told=told)
         if work.made and work.sampling.n > 1:
             raise EngineRefused("several choices cannot be gone on with")
         return None if work.sim is None else script_of(work.sim)
@@ -207,12 +208,15 @@ class SimulatedEngine:
         return died
 
 
-def _check_sampling(sampling: Sampling) -> None:
+def _check_sampling(sampling: Sampling, *, told: bool) -> None:
+    """Refuse what cannot be had; the form of a text that it was told is the teller's affair."""
     for name, value in (("n", sampling.n), ("max_tokens", sampling.max_tokens)):
         if value < 1:
             raise EngineRefused(f"{name} must be at least 1")
     if sampling.logprobs is not None and sampling.logprobs < 0:
         raise EngineRefused("logprobs must be 0 or more")
-    for name in ("structured", "bad_words", "allowed_token_ids"):
+    if sampling.structured and not told:
+        raise EngineRefused("the simulated engine cannot do structured")
+    for name in ("bad_words", "allowed_token_ids"):
         if getattr(sampling, name):
             raise EngineRefused(f"the simulated engine cannot do {name}")

@@ -84,6 +84,7 @@ class Generation:
         self.cancelled = asyncio.Event()
         self._expired = False
         self._first_s: float | None = None
+        self.ran = False
         self.usage: Usage | None = None
 
     @property
@@ -181,7 +182,8 @@ class Generation:
             made=self._made,
         )
         self._running = asyncio.create_task(engine.generate(work, self._emit), name="generate")
-        if self.cancelled.is_set():
+        self.ran = not self.cancelled.is_set()
+        if not self.ran:
             self._running.cancel()
 
     async def abandon(self) -> None:
@@ -205,13 +207,13 @@ class Generation:
             if not self.cancelled.is_set():
                 raise
             if self._expired:
-                await self._fail("deadline_exceeded", "The request's deadline has passed.")
+                await self.fail("deadline_exceeded", "The request's deadline has passed.")
             else:
-                await self._fail("request_cancelled", "The request was cancelled.")
+                await self.fail("request_cancelled", "The request was cancelled.")
         except EngineRefused as error:
-            await self._fail("invalid_request", f"The engine refuses this request: {error}")
+            await self.fail("invalid_request", f"The engine refuses this request: {error}")
         except EngineFailed as error:
-            await self._fail("engine_error", str(error))
+            await self.fail("engine_error", str(error))
         else:
             await self._finish(finish, started_s)
 
@@ -252,10 +254,6 @@ class Generation:
         if not self.cancelled.is_set():
             self._expired = True
             self.cancel()
-
-    async def fail(self, code: str, message: str) -> None:
-        """End a claimed request that does not run with an error. Raises Lost."""
-        await self._fail(code, message)
 
     async def give_back(self) -> None:
         """Say that the attempt ends through no fault of the request. Raises BrokerAway."""
@@ -369,7 +367,8 @@ class Generation:
         del self._unacked[:dropped]
         self._unacked_seq = seq
 
-    async def _fail(self, code: str, message: str) -> None:
+    async def fail(self, code: str, message: str) -> None:
+        """End a claimed request with an error. Raises Lost."""
         state = {
             "deadline_exceeded": State.EXPIRED,
             "request_cancelled": State.CANCELLED,

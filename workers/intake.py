@@ -38,6 +38,13 @@ _NOTHING_CAME: Final = frozenset({"404", "408"})
 _DOUBTFUL: Final = frozenset({"409", "503"})
 _NEXT: Final = f"$JS.API.CONSUMER.MSG.NEXT.{subjects.REQUESTS}."
 
+_INFO: Final = f"STREAM.INFO.{subjects.REQUESTS}"
+_NO_SUBJECTS: Final = 1_000_000_000  # an offset behind all of them: the total alone is sent
+LOOK_S: Final = 0.03
+LOOK_SHARE: Final = 4
+"""A look that takes long is taken more seldom: at most this part of the time is spent on it."""
+LOOK_REQUESTS_MAX: Final = 128
+
 Deliver = Callable[[RequestSubject, Message], Awaitable[None]]
 
 
@@ -69,11 +76,14 @@ class Intake:
         slots: int,
         held: Callable[[], int],
         deliver: Deliver,
+        holds: Callable[[str], bool] = lambda request: False,
     ) -> None:
+        """`held` tells how many requests the worker has, `holds` whether it has one."""
         self.credits = Credits(slots=slots, partitions=card.partitions)
         self._bus = bus
         self._card = card
         self._held = held
+        self._holds = holds
         self._deliver = deliver
         self._inbox = bus.new_inbox()
         self._due = asyncio.Event()
@@ -128,6 +138,38 @@ class Intake:
             except TimeoutError:
                 continue
             self._due.clear()
+
+    async def look_forever(self) -> None:
+        """Find out where requests wait, while there is less room than partitions; for ever."""
+        loop = asyncio.get_running_loop()
+        pause_s = LOOK_S
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s, waiting = LOOK_S, frozenset[Place]()
+            if self._bus.connected and not self._stopped and self.credits.scarce(held=self._held()):
+                started_s = loop.time()
+                waiting = await self._where_they_wait()
+                pause_s = max(LOOK_S, LOOK_SHARE * (loop.time() - started_s))
+            if waiting - self.credits.waiting:
+                self._due.set()
+            self.credits.waiting = waiting
+
+    async def _where_they_wait(self) -> frozenset[Place]:
+        """Return where requests are queued that are not ours; nowhere where there are many, since
+        whatever is pulled brings one then."""
+        body = {"subjects_filter": subjects.requests_of(model=self._card.name)}
+        try:
+            info = await self._bus.api(_INFO, body | {"offset": _NO_SUBJECTS})
+            if not self._held() < info.get("total", 0) <= LOOK_REQUESTS_MAX:
+                return frozenset()
+            info = await self._bus.api(_INFO, body)
+        except (BrokerAway, BrokerRefused) as error:
+            log.debug("the queue cannot be looked at: %s", error)
+            return frozenset()
+        found = map(RequestSubject.parse, info["state"].get("subjects") or ())
+        return frozenset(
+            Place(each.lane, each.partition) for each in found if not self._holds(each.request)
+        )
 
     async def _send(self, pull: Pull) -> None:
         body = {

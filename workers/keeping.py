@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 FRAME_PIECES: Final = 256
 
 
-async def conclude(bus: Bus, envelope: Envelope, usage: Usage | None) -> None:
+async def conclude(bus: Bus, envelope: Envelope, usage: Usage | None, *, ran: bool) -> None:
     """Tell ingress what an ended request has used, if that is known here, and keep its answer where
-    that is asked for. Raises BrokerAway."""
+    that is asked for; `ran`: an engine had it. Raises BrokerAway."""
     if usage is not None:
-        await settle(bus, settlement_of(envelope, usage))
+        await settle(bus, settlement_of(envelope, usage, ran=ran))
     if envelope.keep_answer:
         await keep_answer(bus, envelope)
 

@@ -4,7 +4,14 @@ Workers that disagree for a moment do no harm: both pull at the owner's priority
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+from schemas.model import WorkerEntry
+
+
+def rivals(peers: Mapping[str, WorkerEntry], *, model: str) -> list[str]:
+    """Return the workers among which a model's partitions are shared: who drains owns none."""
+    return [name for name, peer in peers.items() if peer.model == model and not peer.draining]
 
 
 def owned(worker: str, workers: Iterable[str], *, partitions: int) -> frozenset[int]:

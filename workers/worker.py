@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -26,7 +25,7 @@ from workers.history import History
 from workers.intake import Intake
 from workers.keeping import conclude
 from workers.lease import Leases
-from workers.ownership import owned
+from workers.ownership import owned, rivals
 from workers.recovery import (
     SUSPECT_DEATHS,
     Course,
@@ -81,7 +80,11 @@ class Worker:
             clock=time.monotonic,
         )
         self.intake = Intake(
-            bus, card, slots=engine.slots, held=lambda: len(self._held), deliver=self._deliver
+            *(bus, card),
+            slots=engine.slots,
+            held=lambda: len(self._held),
+            deliver=self._deliver,
+            holds=self._held.__contains__,
         )
 
     @property
@@ -95,7 +98,7 @@ class Worker:
 
     @property
     def generations(self) -> list[Generation]:
-        """The requests that this worker holds."""
+        """What this worker holds."""
         return list(self._held.values())
 
     async def start(self) -> None:
@@ -121,15 +124,10 @@ class Worker:
         )
         await registry.announce(self._bus, subjects.WORKERS, self.name, entry)
         self.intake.credits.owned = owned(
-            self.name, self._rivals(self._peers.entries), partitions=self._card.partitions
+            self.name,
+            rivals(self._peers.entries, model=self._card.name),
+            partitions=self._card.partitions,
         )
-
-    def _rivals(self, peers: Mapping[str, WorkerEntry]) -> list[str]:
-        return [
-            name
-            for name, peer in peers.items()
-            if peer.model == self._card.name and not peer.draining
-        ]
 
     async def beat_forever(self) -> None:
         """Once a second: heartbeat, keepalives, and forgetting."""
@@ -225,7 +223,7 @@ class Worker:
         if not done or (doubtful and await may_be_replaced(self._bus, generation)):
             return
         with contextlib.suppress(BrokerAway):  # delivered again, it is found ended in the log
-            await conclude(self._bus, generation.envelope, generation.usage)
+            await conclude(self._bus, generation.envelope, generation.usage, ran=generation.ran)
             await self._bus.publish(generation.ack, ACK)
 
     def _engine_died(self, error: EngineDied) -> None:
@@ -275,7 +273,9 @@ class Worker:
         """Run a request that was begun before, as `_run_claimed`."""
         envelope = generation.envelope
         history = await past_of(self._bus, envelope)
-        if history.ended:
+        if history.end is not None:
+            # Its worker may have died before it told ingress.
+            generation.usage, generation.ran = history.end.usage, True
             return True
         if await self._is_anothers(generation, history):
             return False
@@ -285,16 +285,19 @@ class Worker:
         if history.deaths >= SUSPECT_DEATHS:
             # It may kill us too: nobody else should die with it, nor claim anything meanwhile.
             async with self._slots.others(unless=generation.cancelled):
-                history = await past_of(self._bus, envelope)  # who was cut off may be back by now
-                if history.deaths >= SUSPECT_DEATHS:
-                    return await self._take_over(generation, history)
-        return await self._take_over(generation, history)
+                # Who was cut off may be back by now.
+                if (await past_of(self._bus, envelope)).deaths >= SUSPECT_DEATHS:
+                    return await self._take_over(generation, asked=history.latest)
+        return await self._take_over(generation, asked=history.latest)
 
-    async def _take_over(self, generation: Generation, history: History) -> bool:
-        """Claim a request that was begun before, and go on with it; as `_run_claimed`."""
+    async def _take_over(self, generation: Generation, *, asked: int) -> bool:
+        """Claim a request that was begun before, and go on with it; as `_run_claimed`.
+
+        `asked` is the last attempt whose holder was asked whether it lives.
+        """
         envelope = generation.envelope
         attempt = await generation.claim_again()
-        asked, history = history.latest, await past_of(self._bus, envelope, attempt=attempt)
+        history = await past_of(self._bus, envelope, attempt=attempt)
         overtaken = history.latest != asked and not history.ended
         if overtaken and await self._is_anothers(generation, history):
             self.releases.owe(envelope.reply, generation.released())

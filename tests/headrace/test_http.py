@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from headrace import connection
 from headrace.http import CannotListen, Serving, serve
 from tests.waiting import until
 
@@ -59,5 +60,78 @@ def test_close_cuts_what_outlasts_the_grace() -> None:
                 await serving.close(grace_s=0)
                 with pytest.raises(httpx.HTTPError):
                     (await request).raise_for_status()
+
+    uvloop.run(scenario())
+
+
+async def told(serving: Serving, *parts: bytes) -> bytes:
+    """Send parts of a request, and return what comes until the server closes."""
+    reader, writer = await asyncio.open_connection(serving.host, serving.port)
+    try:
+        for part in parts:
+            writer.write(part)
+        async with asyncio.timeout(10):
+            return await reader.read(-1)
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("part", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: a\r\nX: "])
+def test_a_head_that_is_not_whole_in_time_is_408_and_the_end(
+    part: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "HEAD_S", 0.1)
+
+    async def scenario() -> None:
+        serving = await at("one")
+        answer = await told(serving, part)
+        assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+        assert b'"code":"request_timeout"' in answer
+        async with httpx.AsyncClient() as client:
+            assert (await client.get(serving.url)).text == "one"
+        await serving.close()
+
+    uvloop.run(scenario())
+
+
+def test_a_body_that_is_not_whole_in_time_is_408_and_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "BODY_S", 0.1)
+
+    async def scenario() -> None:
+        serving = await at("one", asyncio.Event())
+        answer = await told(serving, b"GET / HTTP/1.1\r\nContent-Length: 9\r\n\r\nabc")
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        await serving.close()
+
+    uvloop.run(scenario())
+
+
+def test_an_answer_may_take_longer_than_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_S", 0.1)
+    monkeypatch.setattr(connection, "BODY_S", 0.1)
+
+    async def scenario() -> None:
+        gate = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.5, gate.set)
+        serving = await at("late", gate)
+        async with httpx.AsyncClient() as client:
+            assert (await client.get(serving.url)).text == "late"
+            assert (await client.post(serving.url, content=b"a")).status_code == 405
+        await serving.close()
+
+    uvloop.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "head", [b"X: " + b"a" * 70_000 + b"\r\n", b"".join(b"X%d: a\r\n" % n for n in range(300))]
+)
+def test_a_head_that_is_too_large_is_400_and_the_end(head: bytes) -> None:
+    async def scenario() -> None:
+        serving = await at("one")
+        answer = await told(serving, b"GET / HTTP/1.1\r\n", head, b"\r\n")
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        await serving.close()
 
     uvloop.run(scenario())

@@ -58,7 +58,7 @@ async def main(stop):
     app = admin_app(lambda: Readiness("ready"), registry_of("t", []))
     serving = await serve(app, host="127.0.0.1", port=int(flag("--admin-port")))
     await stop.wait()
-    print(flag("--name"), "drains", flush=True)
+    print(f"{flag('--name')} drains\\n", end="", flush=True)
     await serving.close()
 
 raise SystemExit(lifecycle.run(main))

@@ -31,6 +31,7 @@ def completion(**more: Any) -> CompletionRequest:
     [
         (SIM, {"response_format": {"type": "json_object"}}, "response_format"),
         (SIM, {"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        (SIM, {"response_format": {"type": "json_object"}, "sim": HOOK}, "response_format"),
         (SIM, {"bad_words": ["a"]}, "bad_words"),
         (SIM, {"allowed_token_ids": [5]}, "allowed_token_ids"),
         (SIM, {"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
@@ -60,6 +61,7 @@ def test_what_the_engine_cannot_do_is_refused(
         (SIM, {"tools": TOOLS, "tool_choice": "required", "sim": HOOK}),
         (SIM, {"tools": TOOLS, "tool_choice": TOOLS[0], "sim": HOOK}),
         (SIM, {"response_format": {"type": "text"}, "bad_words": []}),
+        (SIM, {"response_format": {"type": "json_object"}, "sim": {"pieces": ["{}"]}}),
         (SIM, {"n": 2, "temperature": 0}),
         (PLAIN, {"n": 2, "temperature": 0.1}),
         (PLAIN, {"tools": TOOLS, "tool_choice": "none"}),

@@ -99,6 +99,28 @@ def test_what_one_node_reserves_another_settles(nats_url: str) -> None:
     with_bus(nats_url, run)
 
 
+def test_a_node_that_remembers_an_older_account_settles_what_another_reserved(
+    nats_url: str,
+) -> None:
+    async def run(bus: Bus) -> None:
+        await topology.apply(bus)
+        rules = Limits(concurrent_requests=2)
+        first = Reservations(bus, _of(rules), clock=lambda: 1000.0)
+        second = Reservations(bus, _of(rules), clock=lambda: 1000.0)
+        own = await _ask(second, "older")
+        request = await _ask(first, "older")
+        assert own is not None
+        assert request is not None
+        second.settle("older", request=request, tokens=1)
+
+        async def is_free() -> bool:
+            return await _ask(first, "older") is not None
+
+        await until(is_free)
+
+    with_bus(nats_url, run)
+
+
 def test_a_settlement_keeps_what_others_use(nats_url: str) -> None:
     async def run(bus: Bus) -> None:
         await topology.apply(bus)

@@ -86,24 +86,15 @@ def test_leaving_while_waiting_takes_the_request_out_of_the_queue(system: System
     system.wait_at_rest()
 
 
-def test_requests_beyond_slots_and_overcommit_wait_and_leave_unseen_by_the_engine(
-    system: System,
-) -> None:
+def test_a_queued_request_beyond_the_slots_leaves_unseen_by_the_engine(system: System) -> None:
     body = chat(model="tiny", stream=True, sim=hook("a", ttft_ms=30_000))
-
-    async def hold(count: int) -> list[str]:
-        async with system.async_client() as client:
-            answers = [
-                await client.send(client.build_request("POST", CHAT, json=body), stream=True)
-                for _ in range(count)
-            ]
-            for answer in reversed(answers):
-                await answer.aclose()
-            return [answer.headers["x-request-id"] for answer in answers]
-
-    requests = asyncio.run(hold(12))
+    with reading(system, body) as running:
+        wait_for(lambda: system.ledger(running)["starts"] == 1, within_s=5, what="a start")
+        with reading(system, body) as queued:
+            pass
+        wait_for(lambda: system.queued() == 1, within_s=system.leaves_within_s, what="its leaving")
     system.wait_at_rest()
-    assert sum(system.ledger(request)["starts"] for request in requests) <= 5
+    assert system.ledger(queued)["starts"] == 0
     with system.client() as client:
         assert stream(client, chat(model="tiny", sim=hook("next"))).text() == "next"
 

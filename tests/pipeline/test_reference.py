@@ -13,8 +13,12 @@ from schemas.answers import (
     Model,
     ModelList,
 )
+from schemas.response_answers import DeletedResponse, InputItems, ResponseEvent, ResponseObject
 from tests.pipeline.asking import CHAT, COMPLETIONS, chat, collect, hook, refusal, stream
 from tests.pipeline.conftest import System
+from tests.sse import events_of
+
+RESPONSES = "/v1/responses"
 
 
 def test_the_description_and_its_page_are_served(system: System) -> None:
@@ -75,3 +79,23 @@ def test_errors_are_as_described_before_and_in_a_stream(system: System) -> None:
         failed = stream(client, chat(sim=hook("a", "b", fail_at=1))).events[-1].data.encode()
     assert msgspec.json.decode(refused, type=ErrorAnswer).error.param == "n"
     assert msgspec.json.decode(failed, type=ErrorAnswer).error.code == "engine_error"
+
+
+def test_a_responses_answers_and_events_are_as_described(system: System) -> None:
+    asked = {"model": "sim", "input": "x", "sim": {"pieces": ["a"], "tool_calls": CALLS}}
+    with system.client() as client:
+        made = client.post(RESPONSES, json=asked).content
+        name = msgspec.json.decode(made, type=ResponseObject).id
+        one = f"{RESPONSES}/{name}"
+        stored = client.get(one).content
+        streamed = client.get(one, params={"stream": "true"})
+        items = client.get(f"{one}/input_items").content
+        deleted = client.delete(one).content
+    assert msgspec.json.decode(stored, type=ResponseObject).status == "completed"
+    events = [event.data for event in events_of(streamed.content)]
+    numbers = [msgspec.json.decode(each, type=ResponseEvent).sequence_number for each in events]
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) > 10
+    [item] = msgspec.json.decode(items, type=InputItems).data
+    assert item.type == "message"
+    assert msgspec.json.decode(deleted, type=DeletedResponse).deleted

@@ -205,6 +205,23 @@ def test_a_cancelled_response_ends_in_an_error_and_the_socket_lives(system: Syst
     system.wait_at_rest()
 
 
+def test_a_response_that_waits_for_a_slot_says_its_id_and_is_cancelled(system: System) -> None:
+    async def test(talk: Talk) -> None:
+        names = []
+        for stream_id in ("one", "two"):
+            await talk.create(model="tiny", stream_id=stream_id, **hooked("a", ttft_ms=20_000))
+            events = await talk.until("response.in_progress")
+            names.append(events[0]["response"]["id"])
+        for name, stream_id in zip(reversed(names), ("two", "one"), strict=True):
+            await talk.say({"type": "response.cancel", "response_id": name})
+            error = await talk.hear()
+            assert error["error"]["code"] == "request_cancelled"
+            assert error["stream_id"] == stream_id
+
+    on_socket(system, test)
+    system.wait_at_rest()
+
+
 UNCLEAR: list[tuple[Any, str | None]] = [
     ("{", None),
     ("[]", None),

@@ -200,6 +200,28 @@ def test_a_refusal_is_in_a_response_s_own_words(
     assert (error["param"], error["code"]) == (param, code)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"{", b"null", b"[]", b"\xff", b"[" * 100_000, b'{"a":' * 100_000),
+        b'{"model": "sim", "input": "x", "temperature": NaN}',
+        b'{"model": "sim", "input": "\\ud800"}',
+        b'{"model": "sim", "input": [{"type": "message"}]}',
+        b'{"model": "sim", "input": [{"type": 5, "role": "user", "content": "x"}]}',
+        b'{"model": "sim", "input": "x", "tools": [{}]}',
+        b'{"model": "sim", "input": "x", "previous_response_id": "' + b"r" * 100_000 + b'"}',
+    ],
+    ids=lambda body: str(body[:50]),
+)
+def test_a_bad_body_is_400_and_the_next_good_one_succeeds(system: System, body: bytes) -> None:
+    with system.client() as client:
+        answer = client.post(RESPONSES, content=body)
+        assert answer.status_code == 400
+        refusal(answer)
+        good = {"model": "sim", "input": "x"} | hooked("a")
+        assert client.post(RESPONSES, json=good).status_code == 200
+
+
 @pytest.mark.parametrize("method", ["GET", "PUT", "HEAD"])
 def test_other_methods_are_not_allowed(system: System, method: str) -> None:
     with httpx.Client(base_url=system.url, timeout=10) as client:

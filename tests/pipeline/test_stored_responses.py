@@ -260,7 +260,9 @@ def test_a_deleted_response_is_nowhere(system: System, sdk: openai.OpenAI) -> No
 
 
 @pytest.mark.parametrize(
-    "name", ["nonsense", "resp_", new_request_id().replace("req_", "resp_"), "resp_" + "é" * 32]
+    "name",
+    ["nonsense", "resp_", new_request_id().replace("req_", "resp_"), "resp_" + "é" * 32],
+    ids=["a word", "no digits", "never made", "other letters"],
 )
 def test_an_unknown_response_is_not_found(system: System, name: str) -> None:
     with system.client() as client:

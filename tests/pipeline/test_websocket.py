@@ -359,9 +359,9 @@ def test_the_end_of_a_socket_aborts_what_runs_and_takes_out_what_waits(
         running = await talk.begin("runs", chat("1", model="tiny", sim=sim))
         await talk.chunks_came(running, 1)
         requests.append("req_" + running.chunks[0]["id"].removeprefix("chatcmpl-"))
-        for number in range(8):  # one slot, four ahead of their turn, and some in the queue
+        for number in range(8):  # one slot, one in the queue, and some before it
             await talk.begin(f"{number}", chat(model="tiny", sim=hook("never")))
-        await until(lambda: asyncio.to_thread(lambda: system.queued() == 9), within_s=3)
+        await until(lambda: asyncio.to_thread(lambda: system.unanswered() == 9), within_s=3)
         if how == "cut":
             talk.socket.transport.abort()
         else:

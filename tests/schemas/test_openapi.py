@@ -10,6 +10,7 @@ import pytest
 
 from schemas import refused
 from schemas.openapi import OPERATIONS, Operation, document
+from schemas.responses import UNSERVED
 from tests.schemas.test_fields import CHAT, REFUSED, SCHEMA, named, tool, turn
 
 DOCUMENT = document()
@@ -50,7 +51,11 @@ def test_every_operation_is_there_with_its_errors() -> None:
 
 
 def test_what_is_refused_is_not_described() -> None:
-    for name, reasons in (("ChatRequest", refused.CHAT), ("CompletionRequest", refused.COMPLETION)):
+    for name, reasons in (
+        ("ChatRequest", refused.CHAT),
+        ("CompletionRequest", refused.COMPLETION),
+        ("ResponseRequest", dict.fromkeys(UNSERVED)),
+    ):
         assert not SCHEMAS[name]["properties"].keys() & reasons.keys()
         assert all("description" in member for member in SCHEMAS[name]["properties"].values())
 

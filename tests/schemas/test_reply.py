@@ -157,6 +157,18 @@ def test_what_a_dead_attempt_said_beyond_the_next_ones_beginning_is_no_hole() ->
     assert reply.ended
 
 
+def test_an_end_before_what_was_shown_is_an_end_all_the_same() -> None:
+    reply = Reply()
+    feed(reply, [started(A), tokens(A, 0, 5)])
+    failed = Failed(B, 3, (), "worker_lost", "gone", USAGE)
+    assert feed(reply, [started(B, resume_at=3), failed]) == [Broken("worker_lost", "gone", USAGE)]
+    other = Reply()
+    feed(other, [started(A), tokens(A, 0, 5), started(B, resume_at=3)])
+    [end] = feed(other, [finished(B, 4)])
+    assert isinstance(end, Complete)
+    assert end.seq == 5  # ids only rise
+
+
 def test_a_claim_in_the_log_is_numbered_by_it() -> None:
     reply = Reply()
     reply.take(tokens(A, 0, 2))

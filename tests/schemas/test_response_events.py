@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from pydantic import TypeAdapter
 
 from schemas.errors import StreamInterrupted
 from schemas.reply import Broken, Complete, Event, Shown
+from schemas.response_answers import ResponseObject
 from schemas.response_events import Rendered, ResponseEvents
 from schemas.responses import parse_response, repeated
 from schemas.wire import Piece, Shape, TokenLogprob, TopToken, Usage
@@ -65,6 +67,7 @@ def bodies(made: Sequence[Rendered]) -> list[dict[str, Any]]:
         OPENAIS.validate_python(body)
         if "response" in body:
             RESPONSE.validate_python(body["response"])
+            msgspec.convert(body["response"], ResponseObject)
     return found
 
 
@@ -129,7 +132,7 @@ def test_the_object_repeats_its_request() -> None:
 def test_what_was_not_asked_has_openais_defaults() -> None:
     _, own = rendered(pieces("a"))
     response = json.loads(own.response())
-    assert response["temperature"] == response["top_p"] == 1.0
+    assert response["temperature"] is response["top_p"] is None  # the model's own
     assert response["tools"] == []
     assert response["tool_choice"] == "auto"
     assert response["parallel_tool_calls"] is response["store"] is True

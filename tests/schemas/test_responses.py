@@ -137,6 +137,14 @@ def test_fields_are_those_of_a_chat_under_other_names() -> None:
     assert chat_of().alternatives is None
 
 
+def test_a_form_of_the_answer_is_a_chats() -> None:
+    schema = {"name": "n", "schema": {"type": "object"}, "strict": True}
+    own = chat_of(text={"format": {"type": "json_schema"} | schema})
+    form = {"type": "json_schema", "json_schema": schema}
+    assert own == chat(messages=[{"role": "user", "content": "x"}], response_format=form)
+    assert own.structured is not None
+
+
 def test_calls_and_their_outputs_are_the_turns_of_a_chat() -> None:
     own = chat_of(
         input=[

@@ -16,6 +16,7 @@ from schemas.errors import BrokerUnavailable, Refusal, TooManyRequests
 from schemas.subjects import ReplySubject
 from schemas.wire import Finished, Piece, Shape, Started, Tokens, Usage, encode_frame
 from streamer import buffer
+from streamer.admission import Left
 from streamer.mailbox import Mailbox
 from streamer.sockets import Sockets
 from streamer.websocket import ROOMS
@@ -56,6 +57,7 @@ class Ingress:
         request: str,
         streamer: str,
         deadline_s: float,
+        left: Left,
     ) -> str:
         if self.refuse_request is not None:
             raise self.refuse_request

@@ -217,3 +217,20 @@ def test_a_delivery_that_was_not_asked_for_changes_nothing() -> None:
     worker = worker_of(slots=4)
     worker.delivered(Place("online", 1), now_s=1)
     assert worker.outstanding == 0
+
+
+def test_with_little_room_half_of_it_is_kept_for_where_requests_wait() -> None:
+    asking = worker_of(slots=2, owned=set(range(32)))
+    blind = asking.plan(held=0, now_s=100.0)
+    assert asked(blind) == 3
+    free = sorted({Place("online", each) for each in range(32)} - {pull.place for pull in blind})
+    asking.waiting = frozenset(free[-2:])
+    assert {pull.place for pull in asking.plan(held=0, now_s=100.0)} == asking.waiting
+    assert asking.outstanding == 5
+
+
+def test_room_is_scarce_while_there_is_some_and_less_than_partitions() -> None:
+    assert worker_of(slots=2).scarce(held=0)
+    assert not worker_of(slots=2).scarce(held=6)
+    assert not worker_of(slots=256).scarce(held=0)
+    assert worker_of(slots=256).scarce(held=240)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from schemas.wire import Structured
+from schemas.wire import SimHook, Structured
 from tests.workers.test_engine_sim import once, work
 from workers.engine import EngineRefused
 
@@ -56,3 +56,9 @@ def test_what_it_cannot_do_is_refused_by_name(sampling: dict[str, Any]) -> None:
     [name] = sampling
     with pytest.raises(EngineRefused, match=name):
         once(work(**sampling))
+
+
+def test_the_form_of_a_text_that_it_is_told_is_not_its_affair() -> None:
+    told = SimHook(pieces=("{", "}"))
+    heard, _ = once(work(structured=Structured(json_object=True), sim=told))
+    assert heard.text() == "{}"

@@ -1,4 +1,5 @@
-"""A page in a real browser: plain `WebSocket` and `fetch` both show an answer token by token."""
+"""A page in a real browser: plain `WebSocket`, `fetch` and `EventSource` show each token as it
+comes."""
 
 import functools
 import threading
@@ -10,13 +11,9 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.browser.chromium import binary, page
-from tests.pipeline.conftest import Mode, System, system
+from tests.clients.browser.chromium import binary, page
 
-__all__ = ["system"]  # the fixture
-
-pytestmark = pytest.mark.slow
-
+FOLDER = Path(__file__).parent / "browser"
 PIECES = [f"word{k} " for k in range(30)]
 SPREAD_MS = 500.0  # they are made 40 ms apart: all at once would be a buffer somewhere
 
@@ -26,16 +23,10 @@ class _Quiet(SimpleHTTPRequestHandler):
         pass
 
 
-@pytest.fixture(scope="session")
-def mode() -> Mode:
-    """The form of the system: a gateway."""
-    return "gateway"
-
-
 @pytest.fixture
 def pages() -> Iterator[str]:
-    """A server of this folder's pages, on an origin of its own."""
-    handler = functools.partial(_Quiet, directory=str(Path(__file__).parent))
+    """A server of a folder's pages, on an origin of its own."""
+    handler = functools.partial(_Quiet, directory=str(FOLDER))
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
@@ -46,24 +37,24 @@ def pages() -> Iterator[str]:
 
 
 @pytest.mark.skipif(binary() is None, reason="Chromium is not installed (Debian: chromium)")
-def test_a_page_of_another_origin_shows_both_transports_token_by_token(
-    system: System,
+def test_a_page_of_another_origin_shows_every_transport_token_by_token(
+    url: str,
     pages: str,
     tmp_path: Path,
 ) -> None:
-    with page(
-        f"{pages}/page.html?api={quote(system.url)}&sockets={quote(system.socket_end.url)}",
-        tmp_path,
-    ) as shown:
-        outcome = shown.value("both")
+    api = quote(url)
+    with page(f"{pages}/page.html?api={api}&sockets={api}", tmp_path) as shown:
+        outcome = shown.value("all")
         texts = [
             shown.value(f"document.getElementById('{name}').textContent")
-            for name in ("socket", "fetch")
+            for name in ("socket", "fetch", "events")
         ]
     assert "failed" not in outcome, outcome
     assert outcome["code"] == 1000
     assert outcome["request"].startswith("req_"), "the header is not exposed to the page"
-    for pieces in outcome["seen"].values():
+    for transport, pieces in outcome["seen"].items():
         assert [piece["text"] for piece in pieces] == PIECES
+        if transport == "events":
+            continue  # it comes later, and what was before it comes at once
         assert pieces[-1]["ms"] - pieces[0]["ms"] > SPREAD_MS
-    assert texts == ["".join(PIECES)] * 2
+    assert texts == ["".join(PIECES)] * 3

@@ -1,0 +1,182 @@
+"""More than the workers can do: who waits how long, who is refused, and what each is told.
+
+Rule: shares and waits are counted in answers, not in seconds. The model `pair` has four slots.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.pipeline.asking import CHAT, chat, hook, refusal
+from tests.pipeline.conftest import Mode
+from tests.pipeline.metered import Metered, exchange, metered
+from tests.servers import wait_for
+from tests.waiting import until
+
+SLOTS = 4
+SERVICE_MS = 300.0
+TERMS = {
+    "free": "",
+    "loud": "",
+    "quiet": "",
+    "heavy": "weight = 3",
+    "light": "weight = 1",
+    "bounded": "queued_requests = 3",
+    "never": "queued_requests = 0",
+}
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def house(mode: Mode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Metered]:
+    models = {"pair": f'{{"max_num_seqs": {SLOTS}}}', "tiny": '{"max_num_seqs": 1}'}
+    folder = tmp_path_factory.mktemp("saturation")
+    patience = ("--queue-patience-s", "5")
+    with metered(mode, folder, tenants=TERMS, models=models, doors=2, last=patience) as found:
+        yield found
+
+
+class Crowd:
+    """Clients of one door, and the order in which their answers came."""
+
+    def __init__(self, house: Metered) -> None:
+        self.answered: list[str] = []
+        self._url = house.doors[0].url
+        self._tasks: list[asyncio.Task[httpx.Response]] = []
+
+    async def ask(self, tenant: str, **more: Any) -> httpx.Response:
+        """Ask for an answer that takes `SERVICE_MS`."""
+        body = chat(model="pair", sim=hook("a", ttft_ms=SERVICE_MS), **more)
+        answer = await exchange(self._url, tenant, body)
+        self.answered.append(tenant)
+        return answer
+
+    def send(self, tenant: str, count: int) -> None:
+        """Send requests without waiting for them."""
+        self._tasks += [asyncio.create_task(self.ask(tenant)) for _ in range(count)]
+
+    async def leave(self) -> None:
+        """Close all connections."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def crowd(house: Metered) -> AsyncIterator[Crowd]:
+    clients = Crowd(house)
+    try:
+        yield clients
+    finally:
+        await clients.leave()
+        await until(lambda: house.waiting() == 0)
+
+
+def test_a_quiet_tenant_waits_about_one_service_time_behind_a_loud_ones_200(
+    house: Metered,
+) -> None:
+    async def run() -> list[int]:
+        between = []
+        async with crowd(house) as clients:
+            clients.send("loud", 200)
+            await until(lambda: house.waiting() > 150)
+            for _ in range(20):
+                before = len(clients.answered)
+                assert (await clients.ask("quiet")).status_code == 200
+                between.append(len(clients.answered) - before - 1)
+        return between
+
+    # As many of the loud one's end in a service time as there are slots: two times to wait, and
+    # the one that the quiet one's own takes.
+    between = sorted(asyncio.run(run()))
+    assert between[-2] <= 3 * SLOTS, between
+
+
+def test_tenants_of_weight_3_and_1_are_served_3_to_1_while_both_wait(house: Metered) -> None:
+    async def run() -> list[str]:
+        async with crowd(house) as clients:
+            clients.send("heavy", 150)
+            clients.send("light", 150)
+            await until(lambda: house.waiting() > 250)
+            begun = len(clients.answered) + 2 * SLOTS  # these passed in their order of arrival
+            await until(lambda: len(clients.answered) >= begun + 120, within_s=90)
+            return clients.answered[begun : begun + 120]
+
+    served = asyncio.run(run())
+    assert served.count("heavy") == pytest.approx(90, abs=0.05 * 90), served
+
+
+def test_who_may_have_three_waiting_is_refused_a_fourth_at_once(house: Metered) -> None:
+    async def run() -> list[httpx.Response]:
+        async with crowd(house) as clients:
+            clients.send("loud", 100)
+            await until(lambda: house.waiting() > 80)
+            return await asyncio.gather(*[clients.ask("bounded") for _ in range(10)])
+
+    answers = asyncio.run(run())
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert len(refused) == 7
+    for answer in refused:
+        assert refusal(answer)["code"] == "rate_limit_exceeded"
+        assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_the_time_to_come_again_shrinks_as_the_backlog_drains(house: Metered) -> None:
+    async def run() -> list[int]:
+        told = []
+        async with crowd(house) as clients:
+            clients.send("loud", 150)
+            await until(lambda: house.waiting() > 120)
+            await until(lambda: len(clients.answered) > 20)
+            while house.waiting() > 4:
+                answer = await clients.ask("never")
+                if answer.status_code == 429:
+                    told.append(int(answer.headers["retry-after"]))
+                await asyncio.sleep(0.3)
+        return told
+
+    told = asyncio.run(run())
+    assert told[0] > told[-1] >= 1
+    rises = [later - earlier for earlier, later in itertools.pairwise(told)]
+    assert max(rises) <= 2, told
+
+
+def test_who_waits_longer_than_the_patience_is_told_the_queue_did_not_take_it(
+    house: Metered,
+) -> None:
+    with house.full("tiny"), house.client("quiet", door=-1) as client:
+        answer = client.post(CHAT, json=chat(model="tiny"))
+    assert (answer.status_code, refusal(answer)["code"]) == (429, "queue_timeout")
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_whose_deadline_passes_while_it_waits_is_told_so(house: Metered) -> None:
+    with house.full("tiny"), house.client("quiet") as client:
+        started_s = time.monotonic()
+        answer = client.post(CHAT, json=chat(model="tiny"), headers={"x-request-timeout": "1"})
+    assert (answer.status_code, refusal(answer)["code"]) == (504, "deadline_exceeded")
+    assert time.monotonic() - started_s >= 1
+
+
+def test_a_door_that_stops_sends_those_who_wait_elsewhere(house: Metered) -> None:
+    with house.full("tiny") as others, house.client("quiet", door=-1) as client:
+        door = house.doors[-1]
+
+        async def ask() -> httpx.Response:
+            asking = asyncio.create_task(
+                asyncio.to_thread(client.post, CHAT, json=chat(model="tiny"))
+            )
+            await until(lambda: house.waiting() == others + 1)
+            door.process.terminate()
+            return await asking
+
+        answer = asyncio.run(ask())
+    assert (answer.status_code, refusal(answer)["code"]) == (503, "draining")
+    assert int(answer.headers["retry-after"]) >= 1
+    wait_for(lambda: not door.process.alive, within_s=20, what="its end")
