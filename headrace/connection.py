@@ -116,11 +116,12 @@ class HttpProtocol(HttpToolsProtocol):
             else:
                 self.handle_websocket_upgrade()
             return
-        if (too_large := self._too_large()) is not None:
+        # Only now: what came in one piece with a head may be its body.
+        if (too_large := self._too_large(self._unread_bytes)) is not None:
             self._refuse(too_large)
 
-    def _too_large(self) -> HeadersTooLarge | None:
-        if max(self._head_bytes, self._unread_bytes) > HEAD_BYTES_MAX:
+    def _too_large(self, unread_bytes: int = 0) -> HeadersTooLarge | None:
+        if max(self._head_bytes, unread_bytes) > HEAD_BYTES_MAX:
             return HeadersTooLarge(f"A request's head is at most {HEAD_BYTES_MAX} bytes.")
         if self._head_headers > HEADERS_MAX:
             return HeadersTooLarge(f"A request has at most {HEADERS_MAX} headers.")

@@ -76,6 +76,15 @@ def test_a_head_without_end_is_refused_and_not_kept(system: System) -> None:
             client.sendall(b"a" * 64 * 1024 * 1024)
 
 
+def test_a_head_and_a_large_body_in_one_piece_are_a_request(system: System) -> None:
+    body = json.dumps(chat("x", max_tokens=0, user="u" * 200_000)).encode()
+    with _connected(system.url) as client:
+        client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        head, said = _one(client)
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(said)["error"]["param"] == "max_tokens"
+
+
 def test_what_comes_after_a_request_does_not_stand_in_its_answer(system: System) -> None:
     body = json.dumps(chat(stream=True, sim=hook(*"abcdefgh", itl_ms=50))).encode()
     with _connected(system.url) as client:
