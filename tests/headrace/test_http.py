@@ -127,11 +127,11 @@ def test_an_answer_may_take_longer_than_its_request(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     "head", [b"X: " + b"a" * 70_000 + b"\r\n", b"".join(b"X%d: a\r\n" % n for n in range(300))]
 )
-def test_a_head_that_is_too_large_is_400_and_the_end(head: bytes) -> None:
+def test_a_head_that_is_too_large_is_431_and_the_end(head: bytes) -> None:
     async def scenario() -> None:
         serving = await at("one")
         answer = await told(serving, b"GET / HTTP/1.1\r\n", head, b"\r\n")
-        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert answer.startswith(b"HTTP/1.1 431 ")
         await serving.close()
 
     uvloop.run(scenario())
