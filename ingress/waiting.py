@@ -38,6 +38,7 @@ READ_S: Final = 0.01
 READ_QUIET_S: Final = 1.0
 READ_SHARE: Final = 4
 """A reading that takes long is made more seldom: at most this part of the time is spent on it."""
+_ROUNDING_S: Final = 1e-3
 _NO_SUBJECTS: Final = 1_000_000_000  # an offset behind all of them: the total alone is sent
 
 Left = Callable[[], Awaitable[None]]
@@ -231,7 +232,7 @@ class WaitingRoom:
             return BrokerUnavailable("The queue cannot be reached.")
         if not self._slots_of(model):
             return no_workers(model)
-        if waited_s < self.patience_s:
+        if waited_s < self.patience_s - _ROUNDING_S:
             return DeadlineExceeded("The request's deadline has passed while it waited.")
         return QueueTimeout(
             f"The request waited {waited_s:.0f} s for its turn.",

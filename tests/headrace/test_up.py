@@ -195,6 +195,7 @@ def test_up_serves_says_so_is_listed_and_stops_without_trace(
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_every_process_is_brought_back_and_the_port_of_nats_stays(
     tmp_path: Path, environ: dict[str, str]
 ) -> None:
@@ -224,6 +225,7 @@ def _flags(pid: int) -> dict[str, str]:
     return {name: pairs[name] for name in ("--host", "--port", "--public-url") if name in pairs}
 
 
+@pytest.mark.slow
 def test_split_runs_ingress_and_streamers_that_come_back_where_they_were(
     tmp_path: Path, environ: dict[str, str]
 ) -> None:
@@ -297,6 +299,7 @@ def test_a_second_signal_ends_all_at_once(tmp_path: Path, environ: dict[str, str
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_after_a_killed_up_the_next_one_starts_clean(
     tmp_path: Path, environ: dict[str, str]
 ) -> None:
@@ -334,6 +337,7 @@ def test_a_model_that_cannot_be_published_is_a_refusal_that_leaves_nothing(
     assert not (tmp_path / "data" / "run.json").exists()
 
 
+@pytest.mark.slow
 def test_up_uses_a_broker_of_others_under_names_that_are_its_own(
     tmp_path: Path, environ: dict[str, str]
 ) -> None:

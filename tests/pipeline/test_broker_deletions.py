@@ -12,6 +12,8 @@ from tests.pipeline.conftest import Mode, front
 from tests.pipeline.faulty import Faulty, River, river, running, whole
 from tests.servers import NatsServer, wait_for, wait_ready
 
+pytestmark = pytest.mark.slow
+
 PIECES = [f"{number} " for number in range(100)]
 STREAMS = 12
 STREAM_NAMES = [
@@ -122,7 +124,6 @@ def test_a_stream_deleted_while_idle_is_made_again_as_it_was(faulty: Faulty, str
     assert _says(faulty, "after") == "after"
 
 
-@pytest.mark.slow
 def test_clients_of_a_deleted_queue_are_told_and_what_runs_goes_on(faulty: Faulty) -> None:
     async def run() -> tuple[list[River], list[int]]:
         begun = asyncio.Semaphore(0)

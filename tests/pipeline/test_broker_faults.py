@@ -17,6 +17,8 @@ from tests.pipeline.conftest import Mode, worker
 from tests.pipeline.faulty import Faulty, River, river, running, whole
 from tests.servers import NatsServer, wait_for, wait_ready
 
+pytestmark = pytest.mark.slow
+
 STREAMS = 40
 PIECES = [f"{number} " for number in range(150)]
 
@@ -64,7 +66,6 @@ async def _rivers(faulty: Faulty, nats: NatsServer, *, away_s: float) -> list[Ri
         return await asyncio.gather(*tasks)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("away_s", [0.0, 2.0, 8.0])
 def test_streams_survive_a_killed_broker_token_by_token_and_none_is_started_twice(
     faulty: Faulty, nats: NatsServer, away_s: float
@@ -78,7 +79,6 @@ def test_streams_survive_a_killed_broker_token_by_token_and_none_is_started_twic
     faulty.wait_at_rest()
 
 
-@pytest.mark.slow
 def test_a_broker_away_for_long_is_503_at_once_and_its_streams_go_on(
     faulty: Faulty, nats: NatsServer
 ) -> None:
@@ -112,7 +112,6 @@ def test_a_broker_away_for_long_is_503_at_once_and_its_streams_go_on(
     faulty.wait_at_rest()
 
 
-@pytest.mark.slow
 def test_a_frozen_broker_is_noticed_within_10_s_and_streams_go_on_when_it_thaws(
     faulty: Faulty, nats: NatsServer
 ) -> None:
@@ -169,7 +168,6 @@ def test_a_client_that_leaves_while_the_broker_is_away_frees_its_slot_on_the_ret
     faulty.wait_at_rest()
 
 
-@pytest.mark.slow
 def test_what_is_queued_without_a_worker_survives_a_killed_broker(
     mode: Mode, tmp_path: Path
 ) -> None:

@@ -28,6 +28,8 @@ from tests.sse import events_of
 from tests.talk import talking
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 PIECES = [f"{number} " for number in range(400)]
 
 

@@ -33,6 +33,8 @@ from tests.servers import wait_for
 from tests.talk import talking
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 PER_MINUTE = 400
 PROMPT = "word " * 60
 RESERVED = 250
@@ -329,7 +331,6 @@ def test_a_place_among_the_open_requests_is_free_once_its_request_has_ended(
         wait_for(lambda: house.running("sim") == 0, within_s=10, what="rest")
 
 
-@pytest.mark.slow
 def test_a_request_that_goes_on_at_another_worker_is_charged_once(
     mode: Mode, tmp_path: Path
 ) -> None:

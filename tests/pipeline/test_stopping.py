@@ -16,6 +16,8 @@ from tests.pipeline.conftest import System, models_at, worker
 from tests.pipeline.resuming import Resuming
 from tests.servers import Process, answers, free_port, node, wait_for, wait_ready
 
+pytestmark = pytest.mark.slow
+
 PIECES = [f"<{number}>" for number in range(60)]
 
 
@@ -163,7 +165,6 @@ def test_a_gateway_past_its_grace_ends_streams_with_an_error_that_says_so(
     system.wait_at_rest(within_s=5)
 
 
-@pytest.mark.slow
 def test_100_streams_of_a_stopping_gateway_end_within_its_grace_or_go_on_at_another(
     system: System, tmp_path: Path
 ) -> None:

@@ -27,6 +27,8 @@ from tests.sse import events_of
 from tests.talk import talking
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def house(mode: Mode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:

@@ -11,6 +11,8 @@ from tests.pipeline.conftest import System
 from tests.servers import Process, free_port, node, wait_for, wait_ready
 from tests.talk import talking
 
+pytestmark = pytest.mark.slow
+
 
 def _gateway(system: System, folder: Path, *args: str) -> tuple[Process, str]:
     port = free_port()

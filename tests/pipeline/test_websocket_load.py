@@ -18,6 +18,8 @@ from tests.pipeline.asking import CHAT, chat, hook
 from tests.pipeline.conftest import System
 from tests.talk import Heard, Talk, talking
 
+pytestmark = pytest.mark.slow
+
 STREAMS = 100
 SLOW = 17
 SLACK_S = 1.5
@@ -50,7 +52,6 @@ async def _whole(system: System, bodies: list[dict[str, Any]]) -> list[str]:
     return [answer.json()["choices"][0]["message"]["content"] for answer in answers]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sockets", [1, STREAMS])
 def test_100_streams_are_exact_and_do_not_wait_for_the_slow_one(
     system: System, sockets: int
