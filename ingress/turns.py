@@ -46,9 +46,10 @@ def _content(message: ChatMessage) -> str:
 
 
 def _call(call: CalledTool) -> dict[str, Any]:
-    function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
+    # In the order of vLLM's server: a template may dump the call as it is.
+    function = {"arguments": _arguments(call.function.arguments), "name": call.function.name}
     identity = {} if call.id is None else {"id": call.id}
-    return {**identity, "type": call.type, "function": function}
+    return {**identity, "function": function, "type": call.type}
 
 
 def _arguments(given: str | dict[str, Any] | None) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def test_a_tool_calls_arguments_are_an_object(arguments: Any, known: dict[str, A
 
 
 def test_a_tool_call_keeps_its_id_and_needs_none() -> None:
-    assert list(called("{}", id="call_1")) == ["id", "type", "function"]
+    assert list(called("{}", id="call_1")) == ["id", "function", "type"]
     assert "id" not in called("{}")
 
 
