@@ -32,6 +32,7 @@ PUMPS_MAX: Final = 10_000
 SETTLES_MAX: Final = 100_000
 FRESH_S: Final = 0.25
 """How old an account may be that is shown; one that decides is never older than the last write."""
+SETTLING_S: Final = 0.01
 SWEEP_S: Final = 1.0
 RETRY_S: Final = 0.25
 SETTLE_S: Final = 0.02
@@ -137,6 +138,10 @@ class Reservations:
             return Standings()
         try:
             exceeded, standings = await self._asked(tenant, request, tokens, deadline_s)
+            if exceeded is not None and exceeded.dimension == "concurrent":
+                # Who asks one after another is told of an end a little before we are.
+                await asyncio.sleep(SETTLING_S)
+                exceeded, standings = await self._asked(tenant, request, tokens, deadline_s)
         except asyncio.CancelledError:
             self.settle(tenant, request=request, tokens=None)
             raise
