@@ -95,8 +95,11 @@ def _answers(answer: dict[str, Any]) -> str:
 def _carried(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the type of an answer, or of what a stream's events carry."""
     data: dict[str, Any] = schema.get("properties", {}).get("data", {})
-    carried: dict[str, Any] = data.get("contentSchema", schema)
-    return carried
+    for text in data.get("anyOf", ()):
+        if "contentSchema" in text:
+            carried: dict[str, Any] = text["contentSchema"]
+            return carried
+    return schema
 
 
 def _type(name: str, schema: dict[str, Any]) -> str:

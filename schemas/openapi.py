@@ -23,6 +23,7 @@ from schemas.response_answers import DeletedResponse, InputItems, ResponseEvent,
 from schemas.responses import UNSERVED, ResponseRequest
 
 _REFERENCE: Final = "#/components/schemas/{name}"
+_DONE: Final = "[DONE]"
 _JSON: Final = "application/json"
 _EVENTS: Final = "text/event-stream"
 
@@ -253,6 +254,7 @@ def _event(kinds: Sequence[Any]) -> dict[str, Any]:
     text = {"type": "string"}
     carried = [_reference(kind) for kind in kinds]
     schema = carried[0] if len(carried) == 1 else {"anyOf": carried}
-    data = text | {"contentMediaType": _JSON, "contentSchema": schema}
-    properties = {"id": text, "event": text, "data": data}
+    # OpenAI's streams end in an event that is no JSON.
+    data = [{"const": _DONE}, text | {"contentMediaType": _JSON, "contentSchema": schema}]
+    properties = {"id": text, "event": text, "data": {"anyOf": data}}
     return {"type": "object", "properties": properties, "required": ["data"]}
