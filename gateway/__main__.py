@@ -24,7 +24,6 @@ from headrace.settings import (
 from headrace.telemetry import Readiness, admin_routes, registry_of
 from headrace.upkeep import Upkeep
 from headrace.workforce import Workforce
-from ingress.admission import Order
 from ingress.admit import Ingress
 from ingress.app import Application
 from ingress.catalogue import Catalogue
@@ -32,7 +31,7 @@ from ingress.cors import Cors
 from ingress.desk import Desk
 from ingress.desk import serve as serve_desk
 from ingress.gate import Entrance
-from ingress.line import Line
+from ingress.line import line_of
 from ingress.telemetry import readings as ingress_readings
 from schemas import subjects
 from streamer.app import client_routes
@@ -79,14 +78,7 @@ async def _serve(
     await entrance.open(bus, on_change=tenants_changed)
     catalogue = Catalogue(bus, clock=time.monotonic)
     threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="prompt")
-    line = Line(
-        bus,
-        gate.directory,
-        workforce,
-        order=Order(settings.queue_order),
-        patience_s=settings.queue_patience_s,
-        open_when_away=settings.limits_when_away == "admit",
-    )
+    line = line_of(settings, bus, gate.directory, workforce)
     ingress = Ingress(
         bus, gate=gate, catalogue=catalogue, workforce=workforce, line=line, threads=threads
     )

@@ -17,7 +17,6 @@ import msgspec
 from headrace.sockets import is_loopback
 from schemas.tenant import Name, Tenant, Terms, Tier
 
-ALGORITHMS: Final = ("HS256", "RS256", "ES256")
 TABLES: Final = frozenset({"tenants", "tiers", "keys", "jwt", "mtls"})
 """The tables of headrace.toml; everything else at its top level is an option."""
 

@@ -26,13 +26,12 @@ from headrace.ticket import load_tickets, put_back
 from headrace.upkeep import Upkeep
 from headrace.workforce import Workforce
 from ingress import desk
-from ingress.admission import Order
 from ingress.admit import Ingress
 from ingress.app import Application
 from ingress.catalogue import Catalogue
 from ingress.cors import Cors
 from ingress.gate import Entrance
-from ingress.line import Line
+from ingress.line import line_of
 from ingress.redirect import Redirect
 from ingress.telemetry import readings as ingress_readings
 from schemas import subjects
@@ -77,14 +76,7 @@ async def _serve(
     upkeep = Upkeep(bus)
     upkeep.on_remade(f"KV_{subjects.SECRETS}", partial(put_back, bus, tickets))
     threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="prompt")
-    line = Line(
-        bus,
-        gate.directory,
-        workforce,
-        order=Order(settings.queue_order),
-        patience_s=settings.queue_patience_s,
-        open_when_away=settings.limits_when_away == "admit",
-    )
+    line = line_of(settings, bus, gate.directory, workforce)
     ingress = Ingress(
         bus, gate=gate, catalogue=catalogue, workforce=workforce, line=line, threads=threads
     )

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from headrace.bus import Bus, Message
+from headrace.settings import LineSettings
 from headrace.settle import read_settlement
 from headrace.tenants import Directory
 from headrace.workforce import Workforce
@@ -139,3 +140,15 @@ class Line:
         self.reservations.settle(
             settlement.tenant, request=settlement.request, tokens=settlement.tokens
         )
+
+
+def line_of(settings: LineSettings, bus: Bus, policies: Directory, workforce: Workforce) -> Line:
+    """Return the line of a node with these settings."""
+    return Line(
+        bus,
+        policies,
+        workforce,
+        order=Order(settings.queue_order),
+        patience_s=settings.queue_patience_s,
+        open_when_away=settings.limits_when_away == "admit",
+    )

@@ -124,11 +124,9 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
     public_url = (settings.public_url or serving.url).rstrip("/")
 
     async def announce() -> None:
+        open_streams = mailbox.open_count
         entry = StreamerEntry(
-            name=name,
-            public_url=public_url,
-            open_streams=mailbox.open_count,
-            draining=draining,
+            name=name, public_url=public_url, open_streams=open_streams, draining=draining
         )
         with contextlib.suppress(BrokerAway):
             await registry.announce(bus, subjects.STREAMERS, name, entry)
