@@ -24,11 +24,12 @@ PATIENCE_S = 2.0
 ENDS_WITHIN_S = PATIENCE_S * 2 + 3
 PIECES = [f"<{number}>" for number in range(300)]
 LONG = hook(*PIECES, itl_ms=30, ttft_ms=0)  # nine seconds
-ONE_SLOT = '{"max_num_seqs": 1}'
+SLOTS = 4
+FEW_SLOTS = f'{{"max_num_seqs": {SLOTS}}}'
 
 
 class Cluster:
-    """A broker, two gateways, and workers of a short patience: `sim`, and `tiny` of one slot."""
+    """A broker, two gateways, and workers of a short patience: `sim`, and `tiny` of few slots."""
 
     def __init__(self, folder: Path, cleanup: ExitStack) -> None:
         self.nats = NatsServer(folder)
@@ -36,7 +37,7 @@ class Cluster:
         self.nats.start()
         with_bus(self.nats.url, topology.apply)
         patience = ("--orphan-s", str(PATIENCE_S))
-        tiny = ("--served-model-name", "tiny", "--engine-args", ONE_SLOT)
+        tiny = ("--served-model-name", "tiny", "--engine-args", FEW_SLOTS)
         self.workers = (
             worker("worker", self.nats.url, folder, *patience),
             worker("tiny", self.nats.url, folder, *patience, *tiny),
@@ -117,14 +118,22 @@ def test_of_a_killed_gateways_requests_only_those_that_somebody_wants_run_on(
 def test_what_a_killed_gateway_left_in_the_queue_never_reaches_an_engine(cluster: Cluster) -> None:
     busy = chat("busy", model="tiny", sim=hook(*PIECES, itl_ms=60, ttft_ms=0))
     waits = chat("waits", model="tiny", sim=hook("never"))
-    with cluster.reading(cluster.stays, busy) as first:
-        wait_for(lambda: cluster.ledger(first)["starts"] == 1, within_s=5, what="a start")
-        with ExitStack() as streams:
-            left = [streams.enter_context(cluster.reading(cluster.dies, waits)) for _ in range(9)]
+    with ExitStack() as streams:
+        run = [streams.enter_context(cluster.reading(cluster.stays, busy)) for _ in range(SLOTS)]
+        for request in run:
+            wait_for(
+                lambda request=request: cluster.ledger(request)["starts"] == 1,
+                within_s=5,
+                what="a start",
+            )
+        with ExitStack() as dying:  # as many may wait in the queue as run
+            left = [dying.enter_context(cluster.reading(cluster.dies, waits)) for _ in run]
             cluster.dies.process.kill()
-        wait_for(lambda: _queued(cluster) == 1, within_s=ENDS_WITHIN_S + 3, what="one in the queue")
-        assert [cluster.ledger(request)["starts"] for request in left] == [0] * len(left)
-        assert cluster.ledger(first)["aborts"] == 0
+        wait_for(
+            lambda: _queued(cluster) == SLOTS, within_s=ENDS_WITHIN_S + 3, what="an emptier queue"
+        )
+        assert [cluster.ledger(request)["starts"] for request in left] == [0] * SLOTS
+        assert [cluster.ledger(request)["aborts"] for request in run] == [0] * SLOTS
 
 
 def _queued(cluster: Cluster) -> int:
