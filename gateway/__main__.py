@@ -8,12 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from gateway.inline import Inline
-from headrace import lifecycle, topology
+from headrace import files, lifecycle, topology
 from headrace.bus import Bus
 from headrace.http import WebSocketDoor, serve
 from headrace.lifecycle import log_to_stdout, running_tasks, settle_memory
 from headrace.node import Stopped, admin_port, broker, unique
 from headrace.settings import (
+    ConnectionSettings,
     CorsSettings,
     LineSettings,
     ListenSettings,
@@ -22,6 +23,7 @@ from headrace.settings import (
     command,
 )
 from headrace.telemetry import Readiness, admin_routes, registry_of
+from headrace.turnstile import Turnstile
 from headrace.upkeep import Upkeep
 from headrace.workforce import Workforce
 from ingress.admit import Ingress
@@ -43,7 +45,9 @@ from streamer.telemetry import readings as streamer_readings
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewaySettings(NodeSettings, ListenSettings, CorsSettings, LineSettings, WebSocketSettings):
+class GatewaySettings(
+    NodeSettings, ListenSettings, CorsSettings, LineSettings, WebSocketSettings, ConnectionSettings
+):
     """A gateway's settings."""
 
 
@@ -99,7 +103,12 @@ async def _serve(
     await catalogue.start()
     await line.start()
     await serve_desk(bus, desk)
-    readings = [*ingress_readings(ingress), *streamer_readings(mailbox, sockets)]
+    turnstile = Turnstile(files.held(settings.bounds))
+    readings = [
+        *ingress_readings(ingress),
+        *streamer_readings(mailbox, sockets),
+        *turnstile.readings(),
+    ]
     operator_routes = admin_routes(readiness, registry_of("gateway", readings))
     routes = [*client_routes(bus, mailbox, desk), *operator_routes]
     serving = await serve(
@@ -107,6 +116,7 @@ async def _serve(
         host=settings.host,
         port=settings.port,
         websocket=WebSocketDoor(sockets, ping_s=settings.websocket_ping_s),
+        turnstile=turnstile,
     )
     async with admin_port(settings, "gateway", readiness, readings), running_tasks() as tasks:
         entrance.start(tasks)

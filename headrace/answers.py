@@ -1,6 +1,7 @@
 """Answers that are not streams, in the API's own shape, and how faults become answers."""
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
@@ -32,6 +33,14 @@ def refused(
     if refusal.status == 401:
         headers["www-authenticate"] = "Bearer"
     return as_json(refusal.body(), status=refusal.status, headers=headers)
+
+
+def written(answer: Response) -> bytes:
+    """Return an answer as it stands on a connection that is closed after it."""
+    phrase = HTTPStatus(answer.status_code).phrase.encode()
+    lines = [b"HTTP/1.1 %d %s\r\n" % (answer.status_code, phrase)]
+    lines += [b"%s: %s\r\n" % header for header in answer.raw_headers]
+    return b"".join([*lines, b"connection: close\r\n\r\n", bytes(answer.body)])
 
 
 async def _on_refusal(_request: Request, error: Exception) -> Response:

@@ -60,7 +60,12 @@ class Commands:
         return [*streamers, *ingress]
 
     def _listen(self, place: Place) -> list[str]:
-        return ["--host", self._wanted.host, "--port", str(place.port)]
+        wanted = self._wanted
+        return [
+            *("--host", wanted.host, "--port", str(place.port)),
+            *("--connections-max", str(wanted.connections_max)),
+            *("--connections-per-address-max", str(wanted.connections_per_address_max)),
+        ]
 
     def _pings(self) -> list[str]:
         return ["--websocket-ping-s", str(self._wanted.websocket_ping_s)]

@@ -10,13 +10,13 @@ What is no HTTP is refused here, before any application hears of it: in the API'
 
 import asyncio
 from collections.abc import Callable, Mapping
-from http import HTTPStatus
 from typing import Any, Final
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from headrace.answers import refused
+from headrace.answers import refused, written
+from headrace.turnstile import Turnstile
 from schemas.errors import HeadersTooLarge, InvalidRequest, Refusal, RequestTimeout
 
 STALLED_S: Final = 60.0
@@ -86,8 +86,14 @@ class HttpProtocol(HttpToolsProtocol):
 
     _cutting: asyncio.TimerHandle | None = None
 
+    def __init__(self, *args: Any, turnstile: Turnstile, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._turnstile = turnstile
+
     def connection_made(self, transport: Any) -> None:
-        """Take a new connection."""
+        """Take a new connection, if there may be one more."""
+        if not self._turnstile.enter(transport):
+            return
         super().connection_made(transport)
         self._connection = Connection(transport, self.flow.resume_writing)
         self._head_bytes = 0
@@ -98,6 +104,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget a connection."""
+        self._turnstile.leave(self.transport)
         self._expect(None)
         super().connection_lost(exc)
 
@@ -210,12 +217,7 @@ class HttpProtocol(HttpToolsProtocol):
         if not self.pipeline and (
             cycle is None or cycle.response_complete or not cycle.response_started
         ):
-            answer = refused(refusal)
-            phrase = HTTPStatus(refusal.status).phrase.encode()
-            lines = [b"HTTP/1.1 %d %s\r\n" % (refusal.status, phrase)]
-            lines += [b"%s: %s\r\n" % header for header in answer.raw_headers]
-            lines += [b"connection: close\r\n\r\n", bytes(answer.body)]
-            self.transport.write(b"".join(lines))
+            self.transport.write(written(refused(refusal)))
         self.transport.close()
 
     def on_response_complete(self) -> None:

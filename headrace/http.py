@@ -6,6 +6,7 @@ import math
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import uvicorn
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.connection import HttpProtocol
 from headrace.sockets import CannotListen, http_url, listen
+from headrace.turnstile import Turnstile
 from headrace.websocket import WebSocketProtocol
 
 __all__ = ["CannotListen", "Serving", "WebSocketDoor", "listen", "serve"]
@@ -96,18 +98,25 @@ class Serving:
 
 
 async def serve(
-    app: ASGIApp, *, host: str, port: int, websocket: WebSocketDoor | None = None
+    app: ASGIApp,
+    *,
+    host: str,
+    port: int,
+    websocket: WebSocketDoor | None = None,
+    turnstile: Turnstile | None = None,
 ) -> Serving:
     """Serve an app and return once it accepts connections. Raises CannotListen.
 
-    Without `websocket` the app is given those as well, and Starlette's refuse them.
+    Without `websocket` the app is given those as well, and Starlette's refuse them. `turnstile`
+    says how many connections there may be.
     """
     listener = listen(host, port)
+    turnstile = turnstile or Turnstile()
     ping_s = websocket.ping_s if websocket else None
     config = uvicorn.Config(
         _ByProtocol(app, websocket.app) if websocket else app,
-        http=HttpProtocol,
-        ws=WebSocketProtocol,
+        http=partial(HttpProtocol, turnstile=turnstile),  # type: ignore[arg-type]
+        ws=partial(WebSocketProtocol, turnstile=turnstile),  # type: ignore[arg-type]
         ws_max_size=MESSAGE_BYTES_MAX,
         ws_ping_interval=ping_s,
         ws_ping_timeout=ping_s and PONG_PINGS * ping_s,

@@ -20,6 +20,9 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 import typer
 
+from headrace.connection_settings import ConnectionSettings
+from headrace.option import KNOWN as _KNOWN
+from headrace.option import option as _option
 from headrace.sockets import PORT_MAX, is_loopback
 from headrace.tenant_settings import (
     NO_KEYS,
@@ -33,7 +36,7 @@ from headrace.tenant_settings import (
     read_tenancy,
 )
 
-__all__ = ["ApiKey", "ApiKeys"]
+__all__ = ["ApiKey", "ApiKeys", "ConnectionSettings"]
 
 CONFIG_NAME: Final = "headrace.toml"
 DATA_DIR: Final = Path(".headrace")
@@ -47,18 +50,11 @@ PLAIN: Final[dict[str, Any]] = {
 }
 """typer without boxes and colours: an error is a line that can be read in a log."""
 
-_KNOWN: Final[set[str]] = set()
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 
 
 class BadSetting(typer.BadParameter):
     """A setting names nothing that exists, or has a value that cannot be used."""
-
-
-def _option(flag: str, help_: str, **more: Any) -> Any:
-    name = flag.replace("-", "_")
-    _KNOWN.add(name)
-    return typer.Option(f"--{flag}", envvar=f"HEADRACE_{name.upper()}", help=help_, **more)
 
 
 # Values

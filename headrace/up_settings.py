@@ -12,6 +12,7 @@ class UpSettings(
     settings.CorsSettings,
     settings.LineSettings,
     settings.WebSocketSettings,
+    settings.ConnectionSettings,
 ):
     """What `headrace up` takes."""
 

@@ -18,6 +18,7 @@ from websockets.http11 import Response
 from websockets.server import ServerProtocol
 
 from headrace.connection import Connection, attach
+from headrace.turnstile import Turnstile
 from schemas.errors import error_body
 from schemas.subjects import new_request_id
 
@@ -45,9 +46,15 @@ class _Handshake(ServerProtocol):
 class WebSocketProtocol(WebSocketsSansIOProtocol):
     """One WebSocket connection."""
 
-    def __init__(self, *args: Any, **more: Any) -> None:
+    def __init__(self, *args: Any, turnstile: Turnstile, **more: Any) -> None:
         super().__init__(*args, **more)
+        self._turnstile = turnstile
         self.conn = _Handshake(max_size=self.config.ws_max_size, logger=self.logger)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection, which came in as one of HTTP."""
+        self._turnstile.leave(self.transport)
+        super().connection_lost(exc)
 
     def handle_connect(self, event: Any) -> None:
         """Begin the socket's scope."""

@@ -8,13 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from headrace import lifecycle, topology
+from headrace import files, lifecycle, topology
 from headrace.bus import Bus
 from headrace.http import serve
 from headrace.lifecycle import log_to_stdout, running_tasks, settle_memory
 from headrace.node import Stopped, admin_port, broker, unique
 from headrace.requests import cancel_route
 from headrace.settings import (
+    ConnectionSettings,
     CorsSettings,
     LineSettings,
     ListenSettings,
@@ -23,6 +24,7 @@ from headrace.settings import (
 )
 from headrace.telemetry import Readiness, admin_routes, registry_of
 from headrace.ticket import load_tickets, put_back
+from headrace.turnstile import Turnstile
 from headrace.upkeep import Upkeep
 from headrace.workforce import Workforce
 from ingress import desk
@@ -38,7 +40,7 @@ from schemas import subjects
 
 
 @dataclass(frozen=True, kw_only=True)
-class IngressSettings(NodeSettings, ListenSettings, CorsSettings, LineSettings):
+class IngressSettings(NodeSettings, ListenSettings, CorsSettings, LineSettings, ConnectionSettings):
     """An ingress's settings."""
 
 
@@ -102,13 +104,17 @@ async def _serve(
     await redirect.start()
     clerk = desk.Desk(ingress)
     await desk.serve(bus, clerk)
-    readings = ingress_readings(ingress)
+    turnstile = Turnstile(files.held(settings.bounds))
+    readings = [*ingress_readings(ingress), *turnstile.readings()]
     pages = [
         cancel_route(bus, clerk.identify),
         *admin_routes(readiness, registry_of("ingress", readings)),
     ]
     serving = await serve(
-        Application(ingress, redirect, cors, pages), host=settings.host, port=settings.port
+        Application(ingress, redirect, cors, pages),
+        host=settings.host,
+        port=settings.port,
+        turnstile=turnstile,
     )
     async with admin_port(settings, "ingress", readiness, readings), running_tasks() as tasks:
         entrance.start(tasks)

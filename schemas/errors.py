@@ -153,6 +153,24 @@ class TooManyRequests(Refusal):
     retryable = True
 
 
+class TooManyConnections(Refusal):
+    """The client's address has as many connections open as it may."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "too_many_connections"
+    retryable = True
+
+
+class ConnectionsFull(Refusal):
+    """This node has as many connections open as it takes."""
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "connections_full"
+    retryable = True
+
+
 class QueueFull(Refusal):
     """The queue of this model holds as many requests as it may."""
 

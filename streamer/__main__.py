@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from headrace import lifecycle, registry, topology
+from headrace import files, lifecycle, registry, topology
 from headrace.bus import BrokerAway, BrokerRefused, Bus, Message
 from headrace.http import WebSocketDoor, serve
 from headrace.lifecycle import log_to_stdout, running_tasks, settle_memory
 from headrace.node import Stopped, admin_port, broker, unique
 from headrace.settings import (
+    ConnectionSettings,
     ListenSettings,
     NodeSettings,
     PublicUrl,
@@ -25,6 +26,7 @@ from headrace.settings import (
 from headrace.sockets import is_loopback, is_unspecified
 from headrace.telemetry import Readiness
 from headrace.ticket import load_tickets, put_back
+from headrace.turnstile import Turnstile
 from headrace.upkeep import Upkeep
 from headrace.workforce import Workforce
 from schemas import subjects
@@ -49,7 +51,7 @@ _FOLLOWED: Final = re.compile(r"(https?://[^/?#\s]+)?(/[^/?#\s]+)*/?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamerSettings(NodeSettings, ListenSettings, WebSocketSettings):
+class StreamerSettings(NodeSettings, ListenSettings, WebSocketSettings, ConnectionSettings):
     """A streamer's settings. Raises ValueError for a URL that no client could follow."""
 
     public_url: PublicUrl = None
@@ -107,6 +109,7 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
 
     admission = RemoteAdmission(bus, local=is_loopback(settings.host))
     sockets = Sockets(mailbox, admission, rooms=ROOMS)
+    turnstile = Turnstile(files.held(settings.bounds))
 
     async def alive(message: Message) -> None:
         with contextlib.suppress(BrokerAway):
@@ -120,6 +123,7 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
         host=settings.host,
         port=settings.port,
         websocket=WebSocketDoor(sockets, ping_s=settings.websocket_ping_s),
+        turnstile=turnstile,
     )
     public_url = (settings.public_url or serving.url).rstrip("/")
 
@@ -137,7 +141,11 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
             await desk.tick(now_s=time.time())
             await asyncio.sleep(topology.HEARTBEAT_S)
 
-    readings = [*streamer_readings(mailbox, sockets), *desk_readings(desk)]
+    readings = [
+        *streamer_readings(mailbox, sockets),
+        *desk_readings(desk),
+        *turnstile.readings(),
+    ]
     async with admin_port(settings, "streamer", readiness, readings), running_tasks() as tasks:
         tasks.start("upkeep", upkeep.forever())
         tasks.start("replies", mailbox.tick_forever())

@@ -1,0 +1,59 @@
+"""Facts about the limit of open files."""
+
+import subprocess
+import sys
+
+import pytest
+
+from headrace.crowd import Bounds
+from headrace.files import SPARE, fitting
+
+
+@pytest.mark.parametrize(
+    ("wanted", "files_max", "held"),
+    [
+        (20_000, 1_048_576, 20_000),
+        (20_000, 20_000 + SPARE, 20_000),
+        (20_000, 20_000, 20_000 - SPARE),
+        (20_000, 1024, 1024 - SPARE),
+        (20_000, 256, 128),
+        (20_000, 1, 1),
+        (100, 256, 100),
+    ],
+)
+def test_so_many_connections_are_held_as_files_are_left_for(
+    wanted: int, files_max: int, held: int
+) -> None:
+    bounds = Bounds(connections_max=wanted, per_address_max=7)
+    assert fitting(bounds, files_max=files_max) == Bounds(held, 7)
+
+
+PROGRAM = """
+import resource, sys
+from headrace.crowd import Bounds
+from headrace.files import held
+from headrace.lifecycle import log_to_stdout
+soft, hard, wanted = map(int, sys.argv[1:])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+log_to_stdout("test")
+print(held(Bounds(connections_max=wanted)).connections_max)
+print(resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def held_by_a_process(*numbers: int) -> list[str]:
+    command = [sys.executable, "-c", PROGRAM, *map(str, numbers)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    return done.stdout.splitlines()
+
+
+def test_the_limit_is_raised_to_the_hard_one_without_a_word() -> None:
+    assert held_by_a_process(256, 2048, 1000) == ["1000", "(2048, 2048)"]
+
+
+def test_a_bound_that_the_hard_limit_cannot_hold_is_lowered_and_warned_of() -> None:
+    warning, count, limits = held_by_a_process(256, 2048, 20_000)
+    assert (count, limits) == (str(2048 - SPARE), "(2048, 2048)")
+    assert "WARNING" in warning
+    for part in ("20000", "2048", "--connections-max", "ulimit -n"):
+        assert part in warning
