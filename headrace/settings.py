@@ -81,7 +81,7 @@ class JsonObject:
             return JsonObject(json.dumps(raw))
         try:
             members = json.loads(raw)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadSetting(f"{raw!r} is no JSON: {error}") from error
         if not isinstance(members, dict):
             raise BadSetting(f'{raw!r} is no JSON object, such as {{"name": 1}}')
@@ -113,7 +113,7 @@ def load_config(raw: "str | Path | ConfigFile") -> ConfigFile:
     path = Path(raw).absolute()
     try:
         document = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadSetting(f"{path} cannot be read: {error}") from error
     options = {name: value for name, value in document.items() if name not in TABLES}
     for name in options:

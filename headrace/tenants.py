@@ -326,7 +326,7 @@ def _read(subject: str, data: bytes) -> tuple[Name, Record | None] | None:
         return None
     try:
         return (kind, subjects.unescape(token)), decode(data) if data else None  # type: ignore[return-value]
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         log.warning("an entry in %s that we cannot read: %s", subjects.TENANTS, error)
         return None
 

@@ -14,6 +14,7 @@ from msgspec import Meta
 from schemas.conversation import ChatMessage as ChatMessage
 from schemas.conversation import ContentPart as ContentPart
 from schemas.conversation import check_messages
+from schemas.depth import check_depth
 from schemas.errors import InvalidRequest
 from schemas.refused import check_chat, check_completion
 from schemas.sizes import check_sizes
@@ -289,6 +290,7 @@ def check_chat_request(request: ChatRequest) -> None:
 def decode_body(decoder: "msgspec.json.Decoder[_Request]", body: bytes) -> _Request:
     """Read a request's body. Raises InvalidRequest or RequestTooLarge naming the field."""
     try:
+        check_depth(body)
         check_sizes(body)
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -305,8 +307,6 @@ def decode_body(decoder: "msgspec.json.Decoder[_Request]", body: bytes) -> _Requ
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
-    except RecursionError:
-        raise InvalidRequest("The body is nested too deeply.") from None
 
 
 def check_shared(request: Generation, *, streamed: bool) -> None:

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from headrace.deadline import bad_timeout, is_timeout
+from schemas.depth import DEPTH_MAX, check_depth
 from schemas.errors import InvalidRequest, Refusal, refusal_of
 from schemas.reply import Broken, Complete, Event, Shown
 from streamer.chunks import Chunks
@@ -57,6 +58,10 @@ class Unclear(NamedTuple):
 ClientMessage = Auth | Begin | Cancel | Unclear
 
 
+MESSAGE_DEPTH_MAX: Final = DEPTH_MAX + 1
+"""A body is a member of its message."""
+
+
 class _Object(msgspec.Struct, frozen=True):
     id: str | None = None
     type: str | None = None
@@ -72,12 +77,15 @@ _decode = msgspec.json.Decoder(_Object).decode
 def read(text: str) -> ClientMessage:
     """Return what a message says."""
     try:
+        check_depth(text.encode(errors="replace"), depth_max=MESSAGE_DEPTH_MAX)
         found = _decode(text)
     except msgspec.ValidationError as error:
         place = _PLACE.search(str(error))
         said = _PLACE.sub("", str(error))
         return Unclear(None, InvalidRequest(f"{said}.", param=(place and place[1]) or None))
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+    except InvalidRequest as refusal:
+        return Unclear(None, refusal)
+    except (msgspec.DecodeError, UnicodeError) as error:
         return Unclear(None, InvalidRequest(f"A message is a JSON object: {error}."))
     if found.type == "auth":
         return Auth(found.key or "")

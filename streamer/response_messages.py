@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from schemas.depth import check_depth
 from schemas.errors import InvalidRequest, Refusal, RequestCancelled
 from schemas.reply import Event
 from schemas.response_events import Rendered, ResponseEvents
@@ -63,12 +64,15 @@ _decode = msgspec.json.Decoder(_Object).decode
 def read(text: str) -> ResponseMessage:
     """Return what a message says."""
     try:
+        check_depth(text.encode(errors="replace"))
         found = _decode(text)
     except msgspec.ValidationError as error:
         place = _PLACE.search(str(error))
         said = _PLACE.sub("", str(error))
         return Unclear(None, InvalidRequest(f"{said}.", param=(place and place[1]) or None))
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+    except InvalidRequest as refusal:
+        return Unclear(None, refusal)
+    except (msgspec.DecodeError, UnicodeError) as error:
         return Unclear(None, InvalidRequest(f"A message is a JSON object: {error}."))
     stream_id = found.stream_id
     if stream_id is not None and not 0 < len(stream_id) <= STREAM_ID_CHARACTERS_MAX:

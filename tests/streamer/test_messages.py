@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from schemas.depth import DEPTH_MAX
 from schemas.errors import RequestCancelled
 from schemas.reply import Broken, Complete, Shown
 from schemas.wire import Piece, Shape, Usage
@@ -99,3 +100,13 @@ def test_an_error_of_no_request_has_the_id_null() -> None:
 def test_a_close_reason_fits_its_frame_and_is_whole_text() -> None:
     reason = Close(1008, "é" * 100).fields()["reason"]
     assert reason == "é" * 61
+
+
+def test_a_message_is_nested_no_deeper_than_its_body_may_be() -> None:
+    def of(levels: int) -> str:
+        return '{"id":"a","body":' + "[" * levels + "]" * levels + "}"
+
+    assert isinstance(read(of(DEPTH_MAX)), Begin)
+    unclear = read(of(DEPTH_MAX + 1))
+    assert isinstance(unclear, Unclear)
+    assert "deep" in unclear.refusal.message
