@@ -32,7 +32,7 @@ from schemas.life import State, step
 from schemas.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from schemas.prefix import partition_of, prefix_key
 from schemas.subjects import ReplySubject, RequestSubject
-from schemas.tenant import Policy
+from schemas.tenant import Policy, lane_of
 from schemas.wire import Envelope
 
 INLINE_BYTES_MAX: Final = 4096
@@ -197,7 +197,8 @@ def _subject(
         tokens=tokens,
     )
     partition = partition_of(key, partitions=model.card.partitions)
-    return RequestSubject("online", model.card.name, partition, tenant, origin.request)
+    lane = lane_of(policy.priority_class)
+    return RequestSubject(lane, model.card.name, partition, tenant, origin.request)
 
 
 def _ours(origin: Origin, policy: Policy, response: bytes | None) -> Ours:

@@ -93,7 +93,7 @@ class Line:
             try:
                 yield standings
             finally:
-                self.room.landed(model)
+                self.room.landed(model, ticket.priority_class)
         except BaseException:
             self.reservations.settle(tenant, request=request, tokens=None)
             raise

@@ -6,6 +6,9 @@ live workers, since as many may run as wait (10,000 without a worker). Above it 
 queue and are let go as the broker's count falls. The count is the broker's own, read more often
 near the watermark; what this node let go since is added. Other nodes' requests show with the next
 reading, so the watermark holds but for what they let go in between.
+
+Each lane of a model has a gate of its own: requests of lane `batch`, which workers take last, must
+not fill the place of others. A quarter of the watermark is theirs.
 """
 
 import asyncio
@@ -28,6 +31,8 @@ from schemas.errors import (
     RequestCancelled,
     TooManyRequests,
 )
+from schemas.subjects import Lane
+from schemas.tenant import PriorityClass, lane_of
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +52,7 @@ Left = Callable[[], Awaitable[None]]
 
 @dataclass(slots=True)
 class _Gate:
-    """One model's queue, and what stands behind it."""
+    """The queue of one lane of a model, and what stands behind it."""
 
     queue: FairQueue
     rate: DrainRate = field(default_factory=DrainRate)
@@ -90,7 +95,7 @@ class WaitingRoom:
         self._clock = clock
         self._order = order
         self._bounds = bounds
-        self._gates: dict[str, _Gate] = {}
+        self._gates: dict[tuple[str, Lane], _Gate] = {}
         self._watermark_idle = watermark_idle
         self._look = asyncio.Event()
         self._draining = False
@@ -111,11 +116,12 @@ class WaitingRoom:
         Raises TooManyRequests for the tenant's own bound, QueueFull, QueueTimeout, NoWorkers,
         DeadlineExceeded, Draining, BrokerUnavailable, and RequestCancelled when its client left.
         """
-        gate = self._gates.get(model)
+        lane = lane_of(ticket.priority_class)
+        gate = self._gates.get((model, lane))
         if gate is None:
             queue = FairQueue(order=self._order, bounds=self._bounds)
-            gate = self._gates[model] = _Gate(queue)
-        watermark = self._watermark(model)
+            gate = self._gates[model, lane] = _Gate(queue)
+        watermark = self._watermark(model, lane)
         if not gate.queue.depth and gate.behind < watermark:
             gate.let_go += 1
             if gate.behind * 2 > watermark:
@@ -123,9 +129,9 @@ class WaitingRoom:
             return
         await self._wait(model, gate, ticket, left)
 
-    def landed(self, model: str) -> None:
+    def landed(self, model: str, priority_class: PriorityClass = "standard") -> None:
         """Note that a request let go is in REQUESTS, or will never be."""
-        self._gates[model].landed += 1
+        self._gates[model, lane_of(priority_class)].landed += 1
 
     def withdraw(self, request: str) -> None:
         """Let a request wait no more, whose client has left or which was cancelled."""
@@ -145,10 +151,10 @@ class WaitingRoom:
         loop = asyncio.get_running_loop()
         while True:
             started_s = loop.time()
-            for model, gate in list(self._gates.items()):
+            for (model, lane), gate in list(self._gates.items()):
                 if not gate.quiet:
-                    await self._count(model, gate)
-                    self._release(model, gate)
+                    await self._count(model, lane, gate)
+                    self._release(self._watermark(model, lane), gate)
                     self._expire(model, gate)
             took_s = loop.time() - started_s
             await asyncio.sleep(max(READ_S, took_s * READ_SHARE))
@@ -189,12 +195,16 @@ class WaitingRoom:
             gate.waiting.pop(ticket.request, None)
             gate.queue.withdraw(ticket.request)
 
-    def _watermark(self, model: str) -> int:
-        return 2 * self._slots_of(model) or self._watermark_idle
+    def _watermark(self, model: str, lane: Lane) -> int:
+        slots = self._slots_of(model)
+        if not slots:
+            return self._watermark_idle
+        return 2 * slots if lane == "online" else max(1, slots // 2)
 
-    async def _count(self, model: str, gate: _Gate) -> None:
+    async def _count(self, model: str, lane: Lane, gate: _Gate) -> None:
         landed = gate.landed
-        query = {"subjects_filter": subjects.requests_of(model=model), "offset": _NO_SUBJECTS}
+        found = subjects.requests_of(model=model, lane=lane)
+        query = {"subjects_filter": found, "offset": _NO_SUBJECTS}
         try:
             info = await self._bus.api(f"STREAM.INFO.{subjects.REQUESTS}", query)
         except (BrokerAway, BrokerRefused) as error:
@@ -203,8 +213,7 @@ class WaitingRoom:
         gate.counted = info.get("total", 0)
         gate.landed_before_count = landed
 
-    def _release(self, model: str, gate: _Gate) -> None:
-        watermark = self._watermark(model)
+    def _release(self, watermark: int, gate: _Gate) -> None:
         now_s = self._clock()
         while gate.behind < watermark:
             ticket = gate.queue.next()

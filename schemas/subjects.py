@@ -175,12 +175,16 @@ def claimant_of(*, tenant: str, request: str) -> str:
 
 
 def requests_of(
-    *, model: str | None = None, tenant: str | None = None, request: str | None = None
+    *,
+    model: str | None = None,
+    tenant: str | None = None,
+    request: str | None = None,
+    lane: Lane | None = None,
 ) -> str:
     """Return the filter of a model's or a tenant's requests, or of one request among them."""
     model_token = "*" if model is None else escape(model)
     tenant_token = "*" if tenant is None else escape(tenant)
-    return f"requests.*.{model_token}.*.{tenant_token}.{request or '*'}"
+    return f"requests.{lane or '*'}.{model_token}.*.{tenant_token}.{request or '*'}"
 
 
 def requests_with(field: str, token: str) -> str:

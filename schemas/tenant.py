@@ -11,6 +11,8 @@ from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
+from schemas.subjects import Lane
+
 PriorityClass = Literal["interactive", "standard", "batch"]
 OnRevoke = Literal["finish", "end"]
 
@@ -23,6 +25,11 @@ _Some = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 _Any = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Weight = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 _Deadline = Annotated[float, msgspec.Meta(gt=0, le=DEADLINE_S_MAX)]
+
+
+def lane_of(priority_class: PriorityClass) -> Lane:
+    """Return the lane of the queue that a class's requests wait in."""
+    return "batch" if priority_class == "batch" else "online"
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):

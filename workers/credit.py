@@ -2,12 +2,13 @@
 
 Rule: outstanding pulls + held requests ≤ slots + `OVERCOMMIT`. A worker pulls its own partitions
 at priority 0, several requests each; the others one by one at priority 1 to 9, by its load; lane
-`batch` only while half of its slots are free. With less room than partitions half of it rotates, by
-short pulls, and the rest is for where requests are said to wait. Pure: no clock, no broker.
+`batch` last, and only while half of its slots are free and no others are said to wait, or once it
+is owed: for every `BATCH_OWED_AFTER` others one. With less room than partitions half of it
+rotates, by short pulls, and the rest is for where requests are said to wait. Pure: no clock, no
+broker.
 """
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -22,6 +23,9 @@ FOREIGN_PAUSE_S: Final = 0.005
 FOREIGN_PRIORITY: Final = 1
 LOWEST_PRIORITY: Final = 9
 BATCH_LOAD_MAX: Final = 0.5
+BATCH_OWED_AFTER: Final = 20
+"""So many requests of lane `online` go before one of lane `batch`: its share is what ingress owes
+the class while others wait."""
 
 
 class Place(NamedTuple):
@@ -62,6 +66,7 @@ class Credits:
         self._not_before_s: dict[Place, float] = {}
         self._tokens = itertools.count()
         self._turn = 0
+        self._since_batch = 0
 
     @property
     def outstanding(self) -> int:
@@ -80,37 +85,51 @@ class Credits:
         if room <= 0:
             return []
         load = min(1.0, held / self._slots)
-        places = list(self._places(load))
-        # Each partition in turn gets the first of what little room there is.
-        scarce = self._slots + OVERCOMMIT - held < len(places)
-        credit = 1 if scarce else OWN_CREDIT
+        online, batch = self._places()
+        rest = self._slots + OVERCOMMIT - held
+        scarce = rest < len(online)
+        others_wait = any(place.lane == "online" for place in self.waiting)
+        if load < BATCH_LOAD_MAX and not others_wait:
+            places = [*online, *batch]
+        else:
+            places = [*self._owed(batch, scarce=scarce), *online]
+        # One for each partition, before any gets several; in turn, where room is too little.
+        spare = (rest - len(places)) // max(1, len(self.owned))
+        credit = 1 if scarce else max(1, min(OWN_CREDIT, 1 + spare))
         expires_s = ROTATING_PULL_S if scarce else PULL_S
         if scarce:
             places.sort(key=lambda place: place not in self.waiting)
-        kept = (self._slots + OVERCOMMIT - held) // 2 if scarce else 0
+        kept = rest // 2 if scarce else 0
         pulls = []
         for place in places:
             if room <= (0 if place in self.waiting else kept):
                 break
             own = place.partition in self.owned
-            batch = self._wanted(place, credit if own else 1, now_s)
-            batch = min(batch, room)
-            if batch <= 0:
+            several = own and place.lane == "online"
+            count = min(self._wanted(place, credit if several else 1, now_s), room)
+            if count <= 0:
                 continue
             priority = 0 if own else _priority(load)
-            pulls.append(self._sent(place, batch, priority, expires_s, now_s))
-            room -= batch
+            pulls.append(self._sent(place, count, priority, expires_s, now_s))
+            room -= count
         return pulls
 
-    def _places(self, load: float) -> Iterator[Place]:
+    def _places(self) -> tuple[list[Place], list[Place]]:
+        """Return all places of both lanes, its own first, beginning at another one each time."""
         self._turn += 1
         order = [(self._turn + i) % self._partitions for i in range(self._partitions)]
         order.sort(key=lambda partition: partition not in self.owned)
-        for partition in order:
-            yield Place("online", partition)
-        if load < BATCH_LOAD_MAX:
-            for partition in order:
-                yield Place("batch", partition)
+        return [Place("online", each) for each in order], [Place("batch", each) for each in order]
+
+    def _owed(self, batch: list[Place], *, scarce: bool) -> list[Place]:
+        """Return the place of lane `batch` to ask although the slots are busy; none if it is owed
+        nothing or is asked already."""
+        if self._since_batch < BATCH_OWED_AFTER or any(self._at.get(place) for place in batch):
+            return []
+        known = [place for place in batch if place in self.waiting]
+        if known or (scarce and self.waiting):  # somebody has looked where requests wait
+            return known[:1]
+        return [batch[self._turn % len(batch)]]
 
     def _wanted(self, place: Place, credit: int, now_s: float) -> int:
         if now_s < self._not_before_s.get(place, 0.0):
@@ -129,6 +148,7 @@ class Credits:
 
     def delivered(self, place: Place, *, now_s: float) -> None:
         """Note a delivery: it used up one of the oldest pull at its place."""
+        self._since_batch = 0 if place.lane == "batch" else self._since_batch + 1
         if place.partition not in self.owned:
             # A few milliseconds for the owner to take the next one of this prefix.
             self._not_before_s[place] = now_s + FOREIGN_PAUSE_S

@@ -25,6 +25,7 @@ from schemas.errors import (
     TooManyRequests,
 )
 from schemas.subjects import RequestSubject, new_request_id
+from schemas.tenant import PriorityClass, lane_of
 from tests.broker import with_bus
 from tests.servers import NatsServer
 from tests.waiting import until
@@ -49,16 +50,17 @@ class Line:
         patience_s: float | None = None,
         tenant_max: int | None = None,
         left: Callable[[], Awaitable[None]] | None = None,
+        of_class: PriorityClass = "standard",
     ) -> None:
         """Go through the room and into the queue. Raises a Refusal."""
         now_s = time.monotonic()
         give_up_s = now_s + (self._room.patience_s if patience_s is None else patience_s)
         request = new_request_id()
-        ticket = Ticket(request, tenant, "standard", 1, 100, 10, 10, now_s, give_up_s, tenant_max)
+        ticket = Ticket(request, tenant, of_class, 1, 100, 10, 10, now_s, give_up_s, tenant_max)
         await self._room.enter(self._model, ticket, left=left)
-        subject = str(RequestSubject("online", self._model, 0, tenant, request))
+        subject = str(RequestSubject(lane_of(of_class), self._model, 0, tenant, request))
         await self._bus.store(subject, b"")
-        self._room.landed(self._model)
+        self._room.landed(self._model, of_class)
         self.passed.append(tenant)
         self._stored.append(subject)
 
@@ -106,6 +108,26 @@ def test_twice_the_slots_pass_and_the_rest_wait_until_there_is_room(nats_url: st
                 await asking.end_one()
                 await until(lambda left=left: room.depth == left)  # type: ignore[misc]
             await asyncio.gather(*tasks)
+
+    with_bus(nats_url, run)
+
+
+def test_what_waits_in_lane_batch_takes_no_place_of_others_and_others_none_of_it(
+    nats_url: str,
+) -> None:
+    async def run(bus: Bus) -> None:
+        async with line(bus, slots=4) as (asking, room):
+            tasks = [asyncio.create_task(asking.ask("b", of_class="batch")) for _ in range(30)]
+            await until(lambda: asking.passed.count("b") == 2)
+            assert room.depth == 28
+            tasks += [asyncio.create_task(asking.ask("a")) for _ in range(20)]
+            await until(lambda: asking.passed.count("a") == 8)
+            assert room.depth == 40
+            await asking.end_one()  # one of batch: it came first
+            await until(lambda: asking.passed.count("b") == 3)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
     with_bus(nats_url, run)
 

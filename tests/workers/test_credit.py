@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from workers.credit import (
+    BATCH_OWED_AFTER,
     FOREIGN_PAUSE_S,
     LOST_AFTER_S,
     OVERCOMMIT,
@@ -37,6 +38,7 @@ class Room(RuleBasedStateMachine):
         self.credits = worker_of(slots=self.slots, owned={0, 3}, partitions=PARTITIONS)
         self.now_s = 100.0
         self.held = 0
+        self.online_since = 0
         self.pulls: dict[str, tuple[Place, int, float]] = {}  # what the broker has
 
     @rule(later_s=st.floats(0, 0.4))
@@ -48,7 +50,8 @@ class Room(RuleBasedStateMachine):
             own = pull.place.partition in self.credits.owned
             assert (pull.priority == 0) == own
             assert 0 <= pull.priority <= 9
-            assert pull.place.lane == "online" or self.held < self.slots / 2
+            free = self.held < self.slots / 2
+            assert pull.place.lane == "online" or free or self.online_since >= BATCH_OWED_AFTER
             self.pulls[pull.token] = (pull.place, pull.batch, self.now_s + pull.expires_s)
 
     @precondition(lambda self: self.pulls)
@@ -64,6 +67,7 @@ class Room(RuleBasedStateMachine):
         self.credits.delivered(place, now_s=self.now_s)
         assert self.credits.outstanding == before - 1
         self.held += 1
+        self.online_since = 0 if place.lane == "batch" else self.online_since + 1
 
     @precondition(lambda self: self.pulls)
     @rule(data=st.data())
@@ -144,6 +148,69 @@ def test_batch_waits_until_half_the_slots_are_free() -> None:
     busy = worker_of(slots=1024).plan(held=512, now_s=1)
     assert {pull.place.lane for pull in free} == {"online", "batch"}
     assert {pull.place.lane for pull in busy} == {"online"}
+
+
+def test_every_place_is_asked_before_any_is_asked_for_several() -> None:
+    for slots in (64, 100, 128, 256, 1024):
+        plan = worker_of(slots=slots, owned=set(range(32))).plan(held=0, now_s=1)
+        assert len({pull.place for pull in plan}) == 64, slots
+
+
+def test_batch_is_asked_last_while_there_is_little_room_for_it_and_every_place_in_turn() -> None:
+    worker = worker_of(slots=40, owned=set(range(32)))
+    reached: set[Place] = set()
+    for turn in range(64):
+        plan = worker.plan(held=0, now_s=1.0 + turn)
+        lanes = [pull.place.lane for pull in plan]
+        assert lanes == sorted(lanes, reverse=True)  # online, then batch
+        assert lanes.count("online") == 32
+        reached |= {pull.place for pull in plan}
+        for pull in plan:
+            worker.ended(pull.token)
+    assert len(reached) == 64
+
+
+def online_served(worker: Credits, count: int) -> None:
+    for _ in range(count):
+        worker.delivered(Place("online", 0), now_s=1)
+
+
+def test_busy_slots_owe_batch_one_of_so_many_and_ask_one_place_at_a_time_for_it() -> None:
+    worker = worker_of(slots=64, owned={0})
+    online_served(worker, BATCH_OWED_AFTER - 1)
+    assert {pull.place.lane for pull in worker.plan(held=32, now_s=2)} == {"online"}
+    worker.reset()
+    online_served(worker, 1)
+    asked_there: set[Place] = set()
+    for turn in range(200):
+        [pull] = [p for p in worker.plan(held=32, now_s=3.0 + turn) if p.place.lane == "batch"]
+        assert pull.batch == 1
+        assert [p for p in worker.plan(held=32, now_s=3.0 + turn) if p.place.lane == "batch"] == []
+        asked_there.add(pull.place)
+        worker.reset()
+    assert len(asked_there) == 32
+    worker.delivered(Place("batch", 3), now_s=300)
+    assert {pull.place.lane for pull in worker.plan(held=32, now_s=301)} == {"online"}
+
+
+def test_a_small_worker_asks_for_the_batch_it_owes_only_where_it_waits() -> None:
+    worker = worker_of(slots=4, owned={0})
+    online_served(worker, BATCH_OWED_AFTER)
+    worker.waiting = frozenset({Place("online", 3)})
+    assert {pull.place.lane for pull in worker.plan(held=2, now_s=2)} == {"online"}
+    worker.reset()
+    worker.waiting = frozenset({Place("batch", 7), Place("online", 3)})
+    plan = worker.plan(held=2, now_s=3)
+    assert [p.place for p in plan if p.place.lane == "batch"] == [Place("batch", 7)]
+
+
+def test_batch_is_not_asked_for_where_others_are_said_to_wait() -> None:
+    worker = worker_of(slots=4, owned={0})
+    worker.waiting = frozenset({Place("batch", 7), Place("online", 3)})
+    assert {pull.place.lane for pull in worker.plan(held=0, now_s=2)} == {"online"}
+    worker.reset()
+    worker.waiting = frozenset({Place("batch", 7)})
+    assert Place("batch", 7) in {pull.place for pull in worker.plan(held=0, now_s=3)}
 
 
 def test_with_less_room_than_partitions_pulls_are_short_and_reach_every_place_in_turn() -> None:

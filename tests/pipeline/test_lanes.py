@@ -1,0 +1,123 @@
+"""Tenants of class `batch` wait in a lane of their own: after all others, and not for ever.
+
+The model `tiny` has one slot, `pair` four. Shares are counted in answers.
+"""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from headrace.bus import Bus
+from schemas.model import PARTITIONS
+from tests.broker import with_bus
+from tests.pipeline.asking import chat, hook
+from tests.pipeline.conftest import Mode
+from tests.pipeline.metered import LONG, Metered, exchange, metered
+from tests.waiting import until
+from workers.credit import BATCH_OWED_AFTER
+
+pytestmark = pytest.mark.slow
+
+TERMS = {"free": "", "busy": "", "bulk": 'priority_class = "batch"'}
+
+
+@pytest.fixture(scope="module")
+def house(mode: Mode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Metered]:
+    models = {"tiny": '{"max_num_seqs": 1}', "pair": '{"max_num_seqs": 4}'}
+    folder = tmp_path_factory.mktemp("lanes")
+    with metered(mode, folder, tenants=TERMS, models=models) as found:
+        yield found
+
+
+def queued(house: Metered, lane: str, model: str) -> int:
+    async def count(bus: Bus) -> int:
+        body = {"subjects_filter": f"requests.{lane}.{model}.*.*.*"}
+        info = await bus.api("STREAM.INFO.REQUESTS", body)
+        return len(info["state"].get("subjects") or {})
+
+    return with_bus(house.nats_url, count)
+
+
+def pulls(house: Metered, lane: str, model: str) -> int:
+    """Return how many pulls of workers stand at a lane, from when their slots were free."""
+
+    async def count(bus: Bus) -> int:
+        names = [f"CONSUMER.INFO.REQUESTS.{lane}-{model}-{n}" for n in range(PARTITIONS)]
+        return sum([int((await bus.api(name))["num_waiting"]) for name in names])
+
+    return with_bus(house.nats_url, count)
+
+
+def test_the_class_says_the_lane(house: Metered) -> None:
+    with house.busy("tiny"):
+        bulk = house.sent("bulk", chat(model="tiny", sim=LONG, stream=True))
+        other = house.sent("busy", chat(model="tiny", sim=LONG, stream=True))
+
+        async def stand() -> None:
+            where = [("batch", 1), ("online", 2)]  # of which one runs
+            await until(
+                lambda: asyncio.to_thread(
+                    lambda: all(queued(house, lane, "tiny") == count for lane, count in where)
+                )
+            )
+
+        asyncio.run(stand())
+        bulk.close()
+        other.close()
+
+
+def test_batch_goes_after_the_others_that_wait(house: Metered) -> None:
+    answered: list[str] = []
+
+    async def ask(tenant: str) -> None:
+        body = chat(model="tiny", sim=hook("a", ttft_ms=100))
+        answer = await exchange(house.doors[0].url, tenant, body)
+        assert answer.status_code == 200, answer.text
+        answered.append(tenant)
+
+    async def run() -> None:
+        await until(lambda: asyncio.to_thread(lambda: pulls(house, "batch", "tiny") == 0))
+        house_full.extend(asyncio.create_task(ask(t)) for t in ["bulk"] * 3 + ["busy"] * 8)
+        await until(lambda: asyncio.to_thread(lambda: house.waiting() == 9))
+
+    house_full: list[asyncio.Task[None]] = []
+
+    async def all_of_them() -> None:
+        with house.busy("tiny"):
+            await run()
+        await asyncio.gather(*house_full)
+
+    asyncio.run(all_of_them())
+    # A slot that is empty for a moment may be given to one before the next of the others is there.
+    assert answered[:8].count("bulk") <= 1, answered
+    assert answered[-2:] == ["bulk", "bulk"]
+
+
+def test_batch_is_served_although_others_never_leave_a_slot_free(house: Metered) -> None:
+    answered: list[str] = []
+
+    async def ask(tenant: str) -> None:
+        body = chat(model="pair", sim=hook("a", ttft_ms=300))
+        answer = await exchange(house.doors[0].url, tenant, body)
+        assert answer.status_code == 200, answer.text
+        answered.append(tenant)
+
+    async def crowd(bulk: "asyncio.Future[list[None]]") -> None:
+        while not bulk.done():
+            await ask("busy")
+
+    async def run() -> None:
+        begun = asyncio.get_running_loop().create_future()
+        loud = [asyncio.create_task(crowd(begun)) for _ in range(12)]
+        await until(lambda: len(answered) > 12)
+        answered.clear()
+        bulk = [asyncio.create_task(ask("bulk")) for _ in range(3)]
+        async with asyncio.timeout(60):
+            await asyncio.gather(*bulk)
+        begun.set_result([])
+        await asyncio.gather(*loud)
+
+    asyncio.run(run())
+    last = [n for n, tenant in enumerate(answered) if tenant == "bulk"][-1]
+    assert last < 3 * 2 * BATCH_OWED_AFTER, answered
