@@ -17,7 +17,7 @@ SHARED = -n 2 --dist loadgroup
 tool = @if [ -x $(BIN)/$(2) ]; then echo "$(2) $(3)"; $(BIN)/$(2) $(3); \
 	else echo "SKIP $(1): $(2) is not installed"; fi
 
-.PHONY: run test test-slow run-vllm test-vllm test-clients bench chaos lint format clean
+.PHONY: run test test-slow installed run-vllm test-vllm test-clients bench chaos lint format clean
 .DELETE_ON_ERROR:
 
 run: .venv/installed
@@ -54,6 +54,8 @@ test-vllm: .venv-vllm/installed $(MODEL)/config.json
 
 test-clients: .venv-clients/installed
 	$(CLIENTS_BIN)/python -m pytest -m clients tests/clients $(PYTEST_ARGS)
+
+installed: .venv-clients/installed $(MODEL)/config.json
 
 # Virtual environments; the file in each says that its installation came to its end.
 
