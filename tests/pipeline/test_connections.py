@@ -13,7 +13,7 @@ import pytest
 
 from tests.pipeline.asking import CHAT, chat, hook
 from tests.pipeline.conftest import Node, System, front
-from tests.servers import wait_for, wait_ready
+from tests.servers import answers, wait_for, wait_ready
 from tests.sse import events_of
 
 BOUND = 6
@@ -113,7 +113,14 @@ def test_without_a_file_left_streams_go_on_and_nothing_spins(
         assert used_s < 1.5  # of about 4: a loop that spins uses all of them
         for connection in crowd:
             connection.close()
-        wait_for(lambda: counted(door, "connections") <= 1, within_s=5, what="a quiet door")
+        answer.close()
+        # Until it has seen them closed it has no file for whoever asks its admin port.
+        metrics = f"{door.admin_url}/metrics"
+        wait_for(
+            lambda: answers(metrics) and counted(door, "connections") <= 1,
+            within_s=10,
+            what="a quiet door",
+        )
         assert httpx.get(f"{door.url}/v1/models", timeout=10).status_code == 200
     assert "Traceback" not in door.process.said()
 
