@@ -78,7 +78,7 @@ async def _serve(
     await entrance.open(bus, on_change=tenants_changed)
     catalogue = Catalogue(bus, clock=time.monotonic)
     threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="prompt")
-    line = line_of(settings, bus, gate.directory, workforce)
+    line = line_of(settings, bus, gate.directory, workforce, node=name)
     ingress = Ingress(
         bus, gate=gate, catalogue=catalogue, workforce=workforce, line=line, threads=threads
     )

@@ -54,13 +54,13 @@ async def _main(settings: IngressSettings, entrance: Entrance, stop: asyncio.Eve
     try:
         async with broker(settings, name=name, stop=stop) as bus:
             await topology.wait_applied(bus, stop)
-            await _serve(settings, entrance, bus, stop)
+            await _serve(settings, entrance, name, bus, stop)
     except Stopped:
         return
 
 
 async def _serve(
-    settings: IngressSettings, entrance: Entrance, bus: Bus, stop: asyncio.Event
+    settings: IngressSettings, entrance: Entrance, name: str, bus: Bus, stop: asyncio.Event
 ) -> None:
     gate = entrance.gate
     cors = Cors(settings.cors_origins, keyless=gate.keyless)
@@ -76,7 +76,7 @@ async def _serve(
     upkeep = Upkeep(bus)
     upkeep.on_remade(f"KV_{subjects.SECRETS}", partial(put_back, bus, tickets))
     threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="prompt")
-    line = line_of(settings, bus, gate.directory, workforce)
+    line = line_of(settings, bus, gate.directory, workforce, node=name)
     ingress = Ingress(
         bus, gate=gate, catalogue=catalogue, workforce=workforce, line=line, threads=threads
     )

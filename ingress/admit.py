@@ -118,20 +118,20 @@ class Ingress:
         ours = _ours(origin, policy, response)
         echo = model.prompter.echo(ask, tokens) if isinstance(ask, CompletionRequest) else ""
         envelope = envelope_of(ours, ask, cost, tokens, card=model.card, echo=echo)
+        subject = _subject(origin, model, ask, tokens, policy)
         turn = self.line.turn(
-            tenant=origin.caller.tenant,
-            request=origin.request,
-            model=ask.model,
+            subject,
             cost=cost,
             policy=policy,
             deadline_s=origin.deadline_s,
+            key=origin.caller.key,
             left=origin.left,
         )
         try:
             async with turn as standings:
                 state = step(state, State.RESERVED)
                 state = step(state, State.QUEUED)
-                await dispatch(self.bus, _subject(origin, model, ask, tokens, policy), envelope)
+                await dispatch(self.bus, subject, envelope)
         except (QueueFull, QueueTimeout, DeadlineExceeded) as refusal:
             if self.workforce.serves(ask.model):
                 raise

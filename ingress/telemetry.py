@@ -12,6 +12,19 @@ def readings(ingress: Ingress) -> list[Reading]:
         Reading("requests_received", "Requests received.", lambda: counts.received, "counter"),
         Reading("requests_accepted", "Requests queued.", lambda: counts.accepted, "counter"),
         Reading("requests_waiting", "Requests waiting for their turn.", lambda: line.room.depth),
+        Reading(
+            "model_requests_waiting",
+            "The same by model.",
+            line.room.depths_by_model,
+            label="model",
+        ),
+        Reading(
+            "class_requests_waiting",
+            "The same by priority class.",
+            line.room.depths_by_class,
+            label="class",
+        ),
+        Reading("waiting_oldest_age_s", "Since when the oldest waits.", line.room.oldest_age_s),
         Reading("waiting_bytes", "What their prompts take.", lambda: line.room.prompt_bytes),
         Reading(
             "unlimited_requests",

@@ -8,6 +8,7 @@ TYPES: dict[str, Any] = {
     "string": str,
     "integer": int,
     "number": (int, float),
+    "null": type(None),
 }
 NOTES = {"$schema", "title", "description"}
 
@@ -18,8 +19,11 @@ def faults(value: Any, schema: dict[str, Any], at: str = "$") -> list[str]:
     for keyword, rule in schema.items():
         match keyword:
             case "type":
-                if not isinstance(value, TYPES[rule]) or isinstance(value, bool):
+                names = [rule] if isinstance(rule, str) else rule
+                if isinstance(value, bool) or not any(isinstance(value, TYPES[n]) for n in names):
                     return [f"{at}: no {rule}: {value!r}"]
+                if value is None:
+                    return []  # the other keywords are about other types
             case "minimum":
                 found += [] if value >= rule else [f"{at}: {value} < {rule}"]
             case "items":
