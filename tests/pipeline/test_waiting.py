@@ -50,13 +50,15 @@ class Waiting:
         self._house = house
         self._threads = threads
 
-    def send(self, tenant: str, door: int) -> "Future[httpx.Response]":
-        """Send a request, and return once it waits."""
+    def send(self, tenant: str, door: int, *, key: str | None = None) -> "Future[httpx.Response]":
+        """Send a request, with the tenant's own key or another, and return once it waits."""
         before = self._house.waiting()
 
         def ask() -> httpx.Response:
+            headers = {"authorization": f"Bearer {key or key_of(tenant)}"}
             with self._house.client(tenant, door) as client:
-                return client.post(CHAT, json=chat(model="tiny", max_tokens=5))
+                body = chat(model="tiny", max_tokens=5)
+                return client.post(CHAT, json=body, headers=headers)
 
         answer = self._threads.submit(ask)
         wait_for(lambda: self._house.waiting() == before + 1, within_s=15, what="one more")
@@ -199,6 +201,30 @@ def test_a_purge_of_a_tenant_ends_what_waits_anywhere_and_leaves_the_others(
         assert (told["waiting"], told["running"], told["purged"]) == (0, 0, 0)
         assert all(is_cancelled(answer) for answer in ours)
         assert not theirs.done()
+
+
+def test_a_revoked_key_that_ends_its_requests_ends_what_waits_too(house: Metered) -> None:
+    made = headrace(house.nats_url, "keys", "create", "--tenant", "other")
+    key = made.stdout.splitlines()[-1]
+    listed = asked(house.nats_url, "keys", "list", "--tenant", "other")["keys"]
+    newest = max(listed, key=lambda each: float(each["created_s"]))
+    wait_for(
+        lambda: _models(house, key) == 200,
+        within_s=15,
+        what="the news of the key",
+    )
+    with waiting(house) as clients:
+        answer = clients.send("other", -1, key=key)
+        stays = clients.send("other", -1)
+        told = asked(house.nats_url, "keys", "revoke", newest["id"], "--end")
+        assert told["requests_ended"] == 1
+        assert is_cancelled(answer)
+        assert not stays.done()
+
+
+def _models(house: Metered, key: str) -> int:
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx.get(f"{house.doors[-1].url}/v1/models", headers=headers, timeout=10).status_code
 
 
 def test_what_waits_for_a_socket_is_cancelled_there(house: Metered) -> None:
