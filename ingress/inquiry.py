@@ -56,8 +56,13 @@ class Inquiry:
     async def _count(self, message: Message) -> None:
         question = _read(message, CountQuestion)
         if question is not None:
-            halls = self._room.halls()
-            answer = census.count(halls, question, node=self._node, now_s=self._clock())
+            answer = await asyncio.to_thread(
+                census.count,
+                self._room.halls(),
+                question,
+                node=self._node,
+                now_s=self._clock(),
+            )
             await self._bus.publish(message.reply, msgspec.json.encode(answer))
 
     async def _find(self, message: Message) -> None:
@@ -68,12 +73,12 @@ class Inquiry:
 
     def _place(self, selection: Selection) -> Place | None:
         found = None if selection.request is None else self._room.find(selection.request)
-        if found is None or not census.selects(selection, found.hall.model, found.ticket):
+        if found is None or not census.selects(selection, found.model, found.ticket):
             return None
-        ticket, now_s = found.ticket, self._clock()
+        ticket, mark, now_s = found.ticket, found.mark, self._clock()
         return Place(
             lane=ticket.lane,
-            model=found.hall.model,
+            model=found.model,
             partition=ticket.partition,
             tenant=ticket.tenant,
             priority_class=ticket.priority_class,
@@ -81,7 +86,7 @@ class Inquiry:
             gives_up_in_s=round(ticket.give_up_s - now_s, 3),
             prompt_bytes=ticket.prompt_bytes,
             ahead=found.ahead,
-            mark=found.hall.mark,
+            mark=mark,
         )
 
     async def _withdraw(self, message: Message) -> None:

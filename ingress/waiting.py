@@ -76,10 +76,11 @@ class _Gate:
 
 
 class Found(NamedTuple):
-    """A request that waits, and about how many go before it."""
+    """A request that waits, why, and about how many go before it."""
 
-    hall: Hall
+    model: str
     ticket: Ticket
+    mark: Mark
     ahead: int
 
 
@@ -167,15 +168,25 @@ class WaitingRoom:
                 self._refuse(gate, request, RequestCancelled("The request was cancelled."))
 
     def halls(self) -> list[Hall]:
-        """Return what waits for each model, and why."""
-        return [self._hall(model, gate) for model, gate in self._gates.items()]
+        """Return a copy of what waits for each model, and why."""
+        now_s = self._clock()
+        return [
+            Hall(
+                model,
+                [*gate.queue.tickets],
+                self._mark(model, gate),
+                gate.arrived.recent(now_s=now_s),
+                gate.left.recent(now_s=now_s),
+            )
+            for model, gate in self._gates.items()
+        ]
 
     def find(self, request: str) -> Found | None:
         """Return where a request waits; None where it does not."""
         for model, gate in self._gates.items():
             ticket = gate.queue.ticket(request)
             if ticket is not None:
-                return Found(self._hall(model, gate), ticket, gate.queue.ahead_of(ticket))
+                return Found(model, ticket, self._mark(model, gate), gate.queue.ahead_of(ticket))
         return None
 
     def take_out(
@@ -193,11 +204,10 @@ class WaitingRoom:
                     taken.append((ticket, turn))
         return taken
 
-    def _hall(self, model: str, gate: _Gate) -> Hall:
-        mark = Mark(
+    def _mark(self, model: str, gate: _Gate) -> Mark:
+        return Mark(
             slots=self._slots_of(model), watermark=self._watermark(model), queued=gate.behind
         )
-        return Hall(model, gate.queue.tickets, mark, gate.arrived, gate.left)
 
     def drain(self) -> None:
         """Let nobody wait any more: the node stops."""

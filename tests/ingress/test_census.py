@@ -44,11 +44,12 @@ def ticket(
     )
 
 
-def hall(*tickets: Ticket, model: str = "m") -> Hall:
-    arrived, left = Pace(), Pace()
+def hall(*tickets: Ticket, model: str = "m", left: Pace | None = None, now_s: float = 5.0) -> Hall:
+    arrived = Pace()
     for each in tickets:
         arrived.note(each, now_s=each.arrived_s)
-    return Hall(model, tickets, MARK, arrived, left)
+    gone = (left or Pace()).recent(now_s=now_s)
+    return Hall(model, tickets, MARK, arrived.recent(now_s=now_s), gone)
 
 
 def counted(*halls: Hall, by: Field = "lane", now_s: float = 5.0, **of: str) -> CountAnswer:
@@ -106,11 +107,11 @@ def test_only_what_is_selected_counts(of: dict[str, str], requests: int) -> None
 
 
 def test_rates_are_of_those_who_came_and_left_in_the_last_ten_seconds() -> None:
-    found = hall(A, B)
-    found.left.note(ticket("early", "alice"), now_s=1.0)
+    left = Pace()
+    left.note(ticket("early", "alice"), now_s=1.0)
     for number in range(5):
-        found.left.note(ticket(f"late{number}", "carol"), now_s=12.0)
-    answer = counted(found, by="tenant", now_s=12.0)
+        left.note(ticket(f"late{number}", "carol"), now_s=12.0)
+    answer = counted(hall(A, B, left=left, now_s=12.0), by="tenant", now_s=12.0)
     assert (answer.total.arrival_per_s, answer.total.drain_per_s) == (0.1, 0.5)
     assert set(answer.rows) == {"alice", "bob"}  # of carol's nothing waits
 

@@ -6,6 +6,8 @@ the ingress that they came to.
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -20,7 +22,7 @@ from tests.pipeline.asking import CHAT, chat, refusal
 from tests.pipeline.conftest import Mode
 from tests.pipeline.metered import LONG, SOON_S, Metered, key_of, metered
 from tests.queue import asked, headrace
-from tests.servers import ROOT, wait_for
+from tests.servers import ROOT, freeze, wait_for
 from tests.talk import talking
 
 SCHEMA = json.loads((ROOT / "docs" / "backlog.schema.json").read_text())
@@ -248,6 +250,20 @@ def test_what_waits_for_a_socket_is_cancelled_there(house: Metered) -> None:
         error = asyncio.run(run())
     assert error is not None
     assert error["code"] == "request_cancelled"
+
+
+def test_a_frozen_ingress_is_missing_from_those_that_answered(house: Metered) -> None:
+    last = house.doors[-1].process
+    freeze(last.pid)
+    try:
+        assert backlog(house)["ingress"]["nodes"] == len(house.doors) - 1
+    finally:
+        os.kill(last.pid, signal.SIGCONT)
+    wait_for(
+        lambda: backlog(house)["ingress"]["nodes"] == len(house.doors),
+        within_s=15,
+        what="its answer",
+    )
 
 
 def test_with_every_process_stopped_the_brokers_part_is_right_and_the_rest_unknown(
