@@ -7,7 +7,7 @@ at once when nobody does. What is asked of the broker itself never waits for the
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -28,21 +28,29 @@ ANSWER_S: Final = 0.5
 """How long the nodes may take; one that is not busy needs milliseconds."""
 
 
+class Asked(NamedTuple, Generic[T]):
+    """What became of a question about one request: the answer of the node that has it, None if
+    none of the `nodes` that answered does."""
+
+    nodes: int
+    answer: T | None
+
+
 async def count_waiting(bus: Bus, question: CountQuestion) -> list[CountAnswer]:
     """Return what waits at each node that answered. Raises BrokerAway."""
     return await _ask_each(bus, subjects.WAITING_COUNT, question, CountAnswer)
 
 
-async def find_waiting(bus: Bus, request: str) -> FindAnswer | None:
-    """Return where a request waits; None if no node that answered has it. Raises BrokerAway."""
+async def find_waiting(bus: Bus, request: str) -> Asked[FindAnswer]:
+    """Return where a request waits. Raises BrokerAway."""
     answers = await _ask_each(
         bus,
         subjects.WAITING_FIND,
         Selection(request=request),
         FindAnswer,
-        enough=lambda answer: answer.place is not None,
+        enough=_has_it,
     )
-    return next((answer for answer in answers if answer.place is not None), None)
+    return Asked(len(answers), next(filter(_has_it, answers), None))
 
 
 async def withdraw_waiting(bus: Bus, selection: Selection) -> list[WithdrawAnswer]:
@@ -53,20 +61,24 @@ async def withdraw_waiting(bus: Bus, selection: Selection) -> list[WithdrawAnswe
 
 async def withdraw_one(
     bus: Bus, request: str, *, tenant: str | None = None
-) -> WithdrawAnswer | None:
-    """Let one request wait no more; return what its node said, None if no node that answered has
-    it, or has had it withdrawn before. Raises BrokerAway."""
+) -> Asked[WithdrawAnswer]:
+    """Let one request wait no more; return what its node said, also where it had it withdrawn
+    before. Raises BrokerAway."""
     answers = await _ask_each(
         bus,
         subjects.WAITING_WITHDRAW,
         Selection(request=request, tenant=tenant),
         WithdrawAnswer,
-        enough=_was_there,
+        enough=_had_it,
     )
-    return next(filter(_was_there, answers), None)
+    return Asked(len(answers), next(filter(_had_it, answers), None))
 
 
-def _was_there(answer: WithdrawAnswer) -> bool:
+def _has_it(answer: FindAnswer) -> bool:
+    return answer.place is not None
+
+
+def _had_it(answer: WithdrawAnswer) -> bool:
     return answer.withdrawn > 0 or answer.before
 
 

@@ -163,12 +163,8 @@ def peek(wanted: PeekSettings) -> None:
 
 
 async def _peek(wanted: PeekSettings) -> None:
-    found: Peek | FindAnswer | None = None
     async with wanted.connected() as bus:
-        if _is_plain(wanted.request):
-            found = await _look_everywhere(bus, wanted.request)
-    if found is None:
-        refuse(f"{wanted.request} is neither in the queue nor among the replies nor in ingress")
+        found = await _look_everywhere(bus, wanted.request)
     if isinstance(found, Peek):
         shown = found.as_json(prompt=wanted.prompt)
         text = lines(found, prompt=wanted.prompt)
@@ -182,14 +178,18 @@ async def _peek(wanted: PeekSettings) -> None:
         print("\n".join(text))
 
 
-async def _look_everywhere(bus: Bus, request: str) -> Peek | FindAnswer | None:
+async def _look_everywhere(bus: Bus, request: str) -> Peek | FindAnswer:
     """Look into the queue, then into ingress, and once more into the queue: it may have been let
-    go meanwhile."""
-    return (
-        await look_at(bus, request)
-        or await find_waiting(bus, request)
-        or await look_at(bus, request)
-    )
+    go meanwhile. Raises typer.Exit where it is nowhere."""
+    nowhere = f"{request} is neither in the queue nor among the replies"
+    if not _is_plain(request):
+        refuse(nowhere)
+    queued = await look_at(bus, request)
+    if queued is not None:
+        return queued
+    asked = await find_waiting(bus, request)
+    found = asked.answer or await look_at(bus, request)
+    return found or refuse(f"{nowhere}; {_nor_there(asked.nodes)}")
 
 
 def cancel(wanted: CancelSettings) -> None:
@@ -199,22 +199,26 @@ def cancel(wanted: CancelSettings) -> None:
 
 async def _cancel(wanted: CancelSettings) -> None:
     async with wanted.connected() as bus:
-        if not (_is_plain(wanted.request) and await _end_anywhere(bus, wanted.request)):
-            refuse(f"{wanted.request} is not in the queue: it has ended, or never was")
+        await _end_anywhere(bus, wanted.request)
     if wanted.as_json:
         _print_json({"id": wanted.request, "status": "cancelled"})
     else:
         print(f"{wanted.request} cancelled")
 
 
-async def _end_anywhere(bus: Bus, request: str) -> bool:
-    """End a request in the queue, or in ingress, or in the queue that it came to meanwhile."""
+async def _end_anywhere(bus: Bus, request: str) -> None:
+    """End a request in the queue, or in ingress, or in the queue that it came to meanwhile. Raises
+    typer.Exit where it is nowhere."""
+    nowhere = f"{request} is not in the queue: it has ended, or never was"
+    if not _is_plain(request):
+        refuse(nowhere)
     if await _end_in_queue(bus, request):
-        return True
-    answer = await withdraw_one(bus, request)
-    if answer is not None:
-        return answer.withdrawn > 0
-    return await _end_in_queue(bus, request)
+        return
+    asked = await withdraw_one(bus, request)
+    if asked.answer is None and await _end_in_queue(bus, request):
+        return
+    if asked.answer is None or not asked.answer.withdrawn:
+        refuse(f"{nowhere}; {_nor_there(asked.nodes)}")
 
 
 async def _end_in_queue(bus: Bus, request: str) -> bool:
@@ -274,7 +278,17 @@ def _confirm(wanted: PurgeSettings, found: Purged) -> None:
 def _in_ingress(count: int, nodes: int) -> str:
     if not nodes:
         return "none in ingress, of which no node answered"
-    return f"{count} in ingress ({'1 node' if nodes == 1 else f'{nodes} nodes'} answered)"
+    return f"{count} in ingress ({_nodes(nodes)} answered)"
+
+
+def _nor_there(nodes: int) -> str:
+    if not nodes:
+        return "no ingress node answered whether it waits there"
+    return f"nor does it wait in ingress ({_nodes(nodes)} answered)"
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
 
 
 def _is_plain(request: str) -> bool:

@@ -70,10 +70,12 @@ async def cancel(bus: Bus, *, tenant: str, request: str) -> str:
     Raises NotFound where the tenant has no such request, BrokerAway and BrokerRefused.
     """
     found = await _end_in_queue(bus, tenant=tenant, request=request)
-    if found is None and await withdraw_one(bus, request, tenant=tenant) is not None:
+    if found is not None:
+        return found
+    if (await withdraw_one(bus, request, tenant=tenant)).answer is not None:
         return "cancelled"
-    if found is None:  # it may have been let go meanwhile
-        found = await _end_in_queue(bus, tenant=tenant, request=request)
+    # It may have been let go meanwhile.
+    found = await _end_in_queue(bus, tenant=tenant, request=request)
     if found is None:
         raise NotFound(f"The request '{request}' does not exist.")
     return found

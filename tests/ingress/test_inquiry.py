@@ -112,14 +112,14 @@ def test_a_request_is_found_wherever_it_waits_and_no_other_is(nats_url: str) -> 
     async def run(bus: Bus) -> None:
         async with nodes(bus) as (model, (_, other)):
             first, second = await other.ask("a", count=2)
-            found = await find_waiting(bus, second)
+            found = (await find_waiting(bus, second)).answer
             assert found is not None
             assert found.place is not None
             assert (found.node, found.place.model, found.place.ahead) == ("node-1", model, 1)
             assert (found.place.mark.queued, found.place.mark.watermark) == (2, 2)
             assert 0 < found.place.gives_up_in_s <= 30
-            assert await find_waiting(bus, new_request_id()) is None
-            ahead = await find_waiting(bus, first)
+            assert await find_waiting(bus, new_request_id()) == (2, None)
+            ahead = (await find_waiting(bus, first)).answer
             assert ahead is not None
             assert ahead.place is not None
             assert ahead.place.ahead == 0
@@ -131,15 +131,15 @@ def test_a_withdrawn_request_ends_and_is_cancelled_when_asked_again(nats_url: st
     async def run(bus: Bus) -> None:
         async with nodes(bus) as (_, (_, other)):
             gone, stays = await other.ask("a", count=2)
-            answer = await withdraw_one(bus, gone, tenant="a")
+            answer = (await withdraw_one(bus, gone, tenant="a")).answer
             assert answer is not None
             assert (answer.node, answer.withdrawn) == ("node-1", 1)
             assert await other.cancelled([gone])
-            again = await withdraw_one(bus, gone, tenant="a")
+            again = (await withdraw_one(bus, gone, tenant="a")).answer
             assert again is not None
             assert (again.withdrawn, again.before) == (0, True)
             assert other.room.depth == 1
-            assert await find_waiting(bus, stays) is not None
+            assert (await find_waiting(bus, stays)).answer is not None
 
     with_bus(nats_url, run)
 
@@ -148,12 +148,12 @@ def test_nobody_withdraws_another_tenants_request(nats_url: str) -> None:
     async def run(bus: Bus) -> None:
         async with nodes(bus, count=1) as (_, (one,)):
             [request] = await one.ask("a")
-            assert await withdraw_one(bus, request, tenant="b") is None
+            assert await withdraw_one(bus, request, tenant="b") == (1, None)
             one.room.withdraw(request, tenant="b")
             assert one.room.depth == 1
-            assert await withdraw_one(bus, request, tenant="a") is not None
+            assert (await withdraw_one(bus, request, tenant="a")).answer is not None
             assert await one.cancelled([request])
-            assert await withdraw_one(bus, request, tenant="b") is None
+            assert await withdraw_one(bus, request, tenant="b") == (1, None)
 
     with_bus(nats_url, run)
 
@@ -207,8 +207,8 @@ def test_only_so_many_withdrawn_requests_are_remembered(
             requests = await one.ask("a", count=3)
             await withdraw_waiting(bus, Selection(tenant="a"))
             assert await one.cancelled(requests)
-            known = [await withdraw_one(bus, request) is not None for request in requests]
-            assert known == [False, True, True]
+            said = [(await withdraw_one(bus, request)).answer for request in requests]
+            assert [answer is not None for answer in said] == [False, True, True]
 
     with_bus(nats_url, run)
 
@@ -216,8 +216,8 @@ def test_only_so_many_withdrawn_requests_are_remembered(
 def test_where_nobody_listens_there_is_no_answer(nats_url: str) -> None:
     async def run(bus: Bus) -> None:
         assert await count_waiting(bus, CountQuestion()) == []
-        assert await find_waiting(bus, new_request_id()) is None
-        assert await withdraw_one(bus, new_request_id()) is None
+        assert await find_waiting(bus, new_request_id()) == (0, None)
+        assert await withdraw_one(bus, new_request_id()) == (0, None)
 
     with_bus(nats_url, run)
 
