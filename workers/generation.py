@@ -174,12 +174,9 @@ class Generation:
         """Start the engine's work; what it makes waits until the request is claimed."""
         asked = self.envelope
         work = Work(
-            *(asked.request, asked.tokens, asked.sampling),
-            cache_salt=asked.cache_salt,
-            priority=asked.priority,
-            parsing=asked.parsing,
-            sim=asked.sim,
-            made=self._made,
+            *(asked.request, asked.tokens, asked.sampling, asked.cache_salt, asked.priority),
+            *(asked.sim, self._made, asked.parsing, asked.tenant, asked.model),
+            moderated=asked.moderated,
         )
         self._running = asyncio.create_task(engine.generate(work, self._emit), name="generate")
         self.ran = not self.cancelled.is_set()
@@ -213,7 +210,7 @@ class Generation:
         except EngineRefused as error:
             await self.fail("invalid_request", f"The engine refuses this request: {error}")
         except EngineFailed as error:
-            await self.fail("engine_error", str(error))
+            await self.fail(error.code, str(error))
         else:
             await self._finish(finish, started_s)
 
