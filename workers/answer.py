@@ -1,13 +1,12 @@
-"""One choice of an answer while it is moderated: what it may say by now, and on which token.
+"""One choice of an answer while it is moderated: which of its pieces may go out by now.
 
-Rule: pure. The content, the reasoning and the arguments of each tool call are texts of their own,
-each held back by itself; one is over when another goes on. Token ids go out one piece late, so that
-the last of them carries what was held back to the end. A log probability goes out once the text of
-its token has.
+Rule: pure; pieces go out in their order and as they are, each once all of its text has passed. The
+content, the reasoning and the arguments of each tool call are texts of their own, each held back by
+itself; one is over when another goes on.
 """
 
 from collections import deque
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from schemas.wire import Piece, TokenLogprob
 from workers.tail import Tail
@@ -18,7 +17,16 @@ _HALF: Final = "\ufffd"
 """How a part of a character is shown."""
 
 Name = str | int
-"""A text's name: a member of the delta, or the index of a tool call."""
+"""A text's name: the content, a member of the delta, or the index of a tool call."""
+
+
+class _Held(NamedTuple):
+    """A piece, the characters that were made when its text ends, and how many of these must have
+    passed before it goes out."""
+
+    piece: Piece
+    end: int
+    due: int
 
 
 class Answer:
@@ -31,13 +39,8 @@ class Answer:
         self._bound = bound
         self._tails: dict[Name, Tail] = {CONTENT: Tail(bound=bound, before=before)}
         self._current: Name = CONTENT
-        self._waiting: tuple[int, ...] = ()
-        self._new: tuple[int, ...] = ()
-        self._out: dict[Name, str] = {}
-        self._heads: dict[int, dict[str, Any]] = {}
-        self._more: dict[str, Any] = {}
-        self._logprobs: deque[tuple[int, TokenLogprob]] = deque()
-        self._received = self._released = self._lag = 0
+        self._held: deque[_Held] = deque()
+        self._made = self._passed = self._lag = 0
 
     @property
     def current(self) -> Name:
@@ -52,93 +55,96 @@ class Answer:
         return found
 
     def take(self, piece: Piece) -> list[tuple[Name, str]]:
-        """Take a piece but for its texts, and return these in their order, to be added."""
-        self._new = piece.tokens
-        texts = [(CONTENT, piece.text)] if piece.delta is None else self._split(piece)
+        """Hold a piece back; return its texts in their order, to be added one by one."""
+        texts = texts_of(piece)
+        characters = sum([len(text) for _, text in texts])
         if piece.logprobs:
-            self._take_logprobs(piece.logprobs, sum(len(text) for _, text in texts))
-        return [(name, text) for name, text in texts if text]
-
-    def _split(self, piece: Piece) -> list[tuple[Name, str]]:
-        """Return a piece's texts: reasoning comes before content, and content before calls."""
-        assert piece.delta is not None
-        texts: list[tuple[Name, str]] = []
-        for member, value in piece.delta.items():
-            if isinstance(value, str):
-                texts.append((member, value))
-            elif member != CALLS:
-                self._more[member] = value
-        texts.append((CONTENT, piece.text))
-        for call in piece.delta.get(CALLS) or ():
-            function = dict(call.get("function") or {})
-            texts.append((call["index"], function.pop("arguments", None) or ""))
-            head = {name: value for name, value in call.items() if name != "function"}
-            if function or len(head) > 1:
-                self._heads[call["index"]] = head | {"function": function}
+            self._lag = _lag(self._lag, piece.logprobs, characters)
+        end = self._made + characters
+        self._held.append(_Held(piece, end, end + self._lag))
         return texts
 
-    def _take_logprobs(self, logprobs: tuple[TokenLogprob, ...], characters: int) -> None:
-        # The engine may hold text back as well (a stop string): what its tokens say beyond what
-        # came of them is still to come, and their log probabilities wait for it.
-        said = sum(len(token.text.replace(_HALF, "")) for token in logprobs)
-        self._lag = max(0, self._lag + said - characters)
-        due = self._received + characters + self._lag
-        self._logprobs.extend((due, token) for token in logprobs)
-
     def add(self, name: Name, text: str) -> None:
-        """Add to a text; it is held back."""
+        """Add to a text."""
         self._current = name
-        self._received += len(text)
+        self._made += len(text)
         self.tail(name).add(text)
 
     def release(self, name: Name, *, ended: bool) -> None:
-        """Give out what may be, of a text that was looked at."""
-        self._give(name, self.tail(name).take(ended=ended))
+        """Let pass what may, of a text that was looked at."""
+        self._passed += self.tail(name).release(ended=ended)
 
     def cut(self, name: Name, at: int) -> None:
         """End the answer at a place of a text."""
-        self._give(name, self.tail(name).cut(at))
+        self._passed += self.tail(name).cut(at)
         self.over = True
 
-    def _give(self, name: Name, text: str) -> None:
-        if text:
-            self._released += len(text)
-            self._out[name] = self._out.get(name, "") + text
-
     def pieces(self) -> list[Piece]:
-        """Return what goes out after a piece was taken: none, or one."""
-        if self.over:
-            # The piece that went too far is not told, unless there is none before it: who goes on
-            # after this worker's death has the engine make it again, and finds the same.
-            return [self._piece(self._waiting or self._new)]
-        tokens, self._waiting = self._waiting, self._new
-        return [self._piece(tokens)] if tokens else []
+        """Return what goes out now."""
+        out = []
+        held = self._held
+        while held and held[0].due <= self._passed:
+            out.append(held.popleft().piece)
+        return out + self._cut_off() if self.over else out
 
     def last(self) -> list[Piece]:
-        """Return what goes out at the end; all texts were looked at."""
-        if not self.over:
-            self._released = self._received + self._lag
-        tokens, self._waiting = self._waiting, ()
-        return [self._piece(tokens)] if tokens else []
+        """Return what goes out at the end of an answer that has passed."""
+        out = [held.piece for held in self._held]
+        self._held.clear()
+        return out
 
-    def _piece(self, tokens: tuple[int, ...]) -> Piece:
-        logprobs = []
-        while self._logprobs and self._logprobs[0][0] <= self._released:
-            logprobs.append(self._logprobs.popleft()[1])
-        out, self._out = self._out, {}
-        text = out.pop(CONTENT, "")
-        delta = self._delta(out) if out or self._heads or self._more else None
-        return Piece(self._choice, text, tokens, tuple(logprobs) or None, delta)
+    def _cut_off(self) -> list[Piece]:
+        """Return what stands before the cut in pieces that do not go out as they are."""
+        out = []
+        for piece, end, _ in self._held:
+            begin = end - sum([len(text) for _, text in texts_of(piece)])
+            if begin >= self._passed:
+                break
+            out.append(_beginning(piece, self._passed - begin))
+        return out
 
-    def _delta(self, out: dict[Name, str]) -> dict[str, Any]:
-        delta: dict[str, Any] = {name: text for name, text in out.items() if isinstance(name, str)}
-        delta |= self._more
-        calls = []
-        for index in sorted({name for name in out if isinstance(name, int)} | self._heads.keys()):
-            head = self._heads.get(index, {"index": index})
-            function = {**head.get("function", {}), "arguments": out.get(index, "")}
-            calls.append(head | {"function": function})
-        if calls:
-            delta[CALLS] = calls
-        self._heads, self._more = {}, {}
-        return delta
+
+def texts_of(piece: Piece) -> list[tuple[Name, str]]:
+    """Return what a piece says: reasoning comes before content, and content before calls."""
+    if piece.delta is None:
+        return [(CONTENT, piece.text)] if piece.text else []
+    delta, calls = piece.delta, piece.delta.get(CALLS) or ()
+    texts: list[tuple[Name, str]] = [
+        *((member, value) for member, value in delta.items() if isinstance(value, str)),
+        (CONTENT, piece.text),
+        *((call["index"], (call.get("function") or {}).get("arguments") or "") for call in calls),
+    ]
+    return [(name, text) for name, text in texts if text]
+
+
+def _lag(lag: int, logprobs: tuple[TokenLogprob, ...], characters: int) -> int:
+    """Return by how many characters an engine's text is behind its tokens: it may hold back as well
+    (a stop string), and a log probability tells its token."""
+    said = sum([len(token.text.replace(_HALF, "")) for token in logprobs])
+    return max(0, lag + said - characters)
+
+
+def _beginning(piece: Piece, characters: int) -> Piece:
+    """Return a piece with the first characters of its texts alone."""
+    delta: dict[str, Any] = {}
+    calls = []
+    text = ""
+    for name, said in texts_of(piece):
+        shown, characters = said[:characters], max(0, characters - len(said))
+        if not shown:
+            break
+        if name == CONTENT:
+            text = shown
+        elif isinstance(name, str):
+            delta[name] = shown
+        else:
+            calls.append(_call_beginning(piece, name, shown))
+    if calls:
+        delta[CALLS] = calls
+    return Piece(piece.choice, text, piece.tokens, None, delta or None)
+
+
+def _call_beginning(piece: Piece, index: int, arguments: str) -> dict[str, Any]:
+    assert piece.delta is not None
+    [call] = [call for call in piece.delta[CALLS] if call["index"] == index]
+    return {**call, "function": {**call["function"], "arguments": arguments}}

@@ -1,7 +1,7 @@
 """What a worker asks of an engine. Rule: token ids go in, steps come out; no wire, no broker."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol
 
 from schemas.model import ModelCard
@@ -9,6 +9,13 @@ from schemas.wire import Parsing, Piece, Sampling, SimHook, Usage
 
 Emit = Callable[[Sequence[Piece]], Awaitable[None]]
 """Takes what one engine step made for one request, in order. It never blocks on the client."""
+
+
+@dataclass(slots=True)
+class Held:
+    """Tokens that were made and are held back: charged, where the request ends meanwhile."""
+
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,7 @@ class Work:
     model: str = ""
     moderated: bool = True
     """Whether what it says is looked at, where the configuration names a moderator."""
+    held: Held = field(default_factory=Held)
 
 
 class Finish(NamedTuple):

@@ -31,7 +31,7 @@ from schemas.wire import (
     encode_frame,
     span,
 )
-from workers.engine import Engine, EngineFailed, EngineRefused, Finish, Work
+from workers.engine import Engine, EngineFailed, EngineRefused, Finish, Held, Work
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +71,7 @@ class Generation:
         self._worker = worker
         self._attempt = 0
         self._made: tuple[Piece, ...] = ()
+        self._held = Held()
         self._seq = 0
         self._unacked: list[Piece] = []
         self._unacked_seq = 0
@@ -177,6 +178,7 @@ class Generation:
             *(asked.request, asked.tokens, asked.sampling, asked.cache_salt, asked.priority),
             *(asked.sim, self._made, asked.parsing, asked.tenant, asked.model),
             moderated=asked.moderated,
+            held=self._held,
         )
         self._running = asyncio.create_task(engine.generate(work, self._emit), name="generate")
         self.ran = not self.cancelled.is_set()
@@ -188,7 +190,7 @@ class Generation:
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait([self._running])
-            self._running = None
+            self._running, self._held = None, Held()
 
     async def run(self, engine: Engine) -> None:
         """Run a claimed request to its terminal frame. Raises EngineDied and Lost."""
@@ -371,7 +373,7 @@ class Generation:
             "request_cancelled": State.CANCELLED,
         }.get(code, State.FAILED)
         self.state = step(self.state, state)
-        usage = Usage(len(self.envelope.prompt) // 4, self._seq, 0)
+        usage = Usage(len(self.envelope.prompt) // 4, self._seq + self._held.tokens, 0)
         await self._terminate(
             lambda: Failed(
                 self._attempt, self._unacked_seq, tuple(self._unacked), code, message, usage

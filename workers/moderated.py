@@ -79,7 +79,7 @@ class _Answers:
     """The choices of one request."""
 
     def __init__(self, work: Work, moderation: Moderation, emit: Emit) -> None:
-        self.made = 0
+        self.made = self._sent = 0
         self._work = work
         self._moderation = moderation
         self._emit = emit
@@ -105,8 +105,7 @@ class _Answers:
             if not answer.over:
                 await self._grow(answer, piece)
                 out += answer.pieces()
-        if out:
-            await self._emit(out)
+        await self._send(out)
         if all(answer.over for answer in self._choices):
             raise _Filtered
 
@@ -115,10 +114,15 @@ class _Answers:
         out: list[Piece] = []
         for answer in self._choices:
             if not answer.over:
-                await self._passes(answer, answer.current, ended=True)
-                out += answer.last()
-        if out:
-            await self._emit(out)
+                passes = await self._passes(answer, answer.current, ended=True)
+                out += answer.last() if passes else answer.pieces()
+        await self._send(out)
+
+    async def _send(self, pieces: Sequence[Piece]) -> None:
+        self._sent += span(pieces)
+        self._work.held.tokens = self.made - self._sent
+        if pieces:
+            await self._emit(pieces)
 
     async def _grow(self, answer: Answer, piece: Piece) -> None:
         for name, text in answer.take(piece):

@@ -1,8 +1,8 @@
-"""The end of a text that is held back. Rule: pure; nothing is given out that was not looked at, nor
-the last `bound` - 1 characters while more may come.
+"""The end of a text that is held back. Rule: pure; nothing passes that was not looked at, nor the
+last `bound` - 1 characters while more may come.
 
 So when the last character of a match arrives, the first one is still here, as long as the match has
-at most `bound` characters. Of what is out, twice the bound is remembered, for what looks at it.
+at most `bound` characters. Of what has passed, twice the bound is remembered, for what looks at it.
 """
 
 
@@ -41,25 +41,20 @@ class Tail:
         """Tell whether so many characters have not been looked at."""
         return len(self._text) - self._checked >= every
 
-    def take(self, *, ended: bool) -> str:
-        """Return what may go out now that all of `text` was looked at."""
+    def release(self, *, ended: bool) -> int:
+        """Let pass what may, now that all of `text` was looked at; return how many characters."""
         self._checked = len(self._text)
-        return self._out(self._checked if ended else self._checked - self._bound + 1)
+        return self.cut(self._checked if ended else self._checked - self._bound + 1)
 
-    def cut(self, at: int) -> str:
-        """Return what may go out of a text that must end at `at`."""
-        return self._out(at)
-
-    def _out(self, end: int) -> str:
-        if end <= self._start:
-            return ""
-        out = self._text[self._start : end]
-        self._start = end
+    def cut(self, at: int) -> int:
+        """Let pass what stands before a place in `text`; return how many characters."""
+        passed = max(0, at - self._start)
+        self._start += passed
         self._forget()
-        return out
+        return passed
 
     def _forget(self) -> None:
-        # A character more than is searched, so that what is forgotten is not taken for a beginning.
+        # A character more than is searched: `^` matches at the beginning of what there is.
         excess = self._start - 2 * self._bound - 1
         if excess > 0:
             self._text = self._text[excess:]
