@@ -1,6 +1,7 @@
 """Moderation over the whole path: what is refused, how an answer ends, and what is charged."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,13 @@ from typing import Any
 import pytest
 
 from headrace import journal
+from headrace.bus import Bus
 from schemas import subjects
+from schemas.wire import Failed, Frame, decode_frame, encode_frame, span
 from tests.broker import with_bus
 from tests.pipeline.asking import CHAT, COMPLETIONS, Streamed, chat, collect, hook, refusal, stream
 from tests.pipeline.conftest import Mode, worker
-from tests.pipeline.metered import Metered, key_of, metered, until_used
+from tests.pipeline.metered import Drained, Metered, key_of, metered, until_used
 from tests.servers import wait_ready
 from tests.sse import Event, Reader
 from tests.talk import talking
@@ -23,11 +26,14 @@ TABLE = f"""
 patterns = ["forbidden", "(?i)agent \\\\d{{3}}\\\\b"]
 hold_back_characters = {BOUND}
 """
-LIMITS = "requests_per_minute = 60\ntokens_per_minute = 6000"
+PER_MINUTE = 120
+"""So few that what drains during a test is less than what it is charged."""
 TERMS = {
     "free": "",
     "spared": "moderation = false",
-    **dict.fromkeys(("refused", "ended", "migrated"), LIMITS),
+    **dict.fromkeys(
+        ("refused", "chats", "completes", "moves"), f"tokens_per_minute = {PER_MINUTE}"
+    ),
 }
 SAID = ["This ", "is ", "a long story of ", "for", "bid", "den", " things", *["!"] * 200]
 BEFORE = "This is a long story of "
@@ -41,22 +47,33 @@ def house(mode: Mode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mete
         yield found
 
 
+def check_charged(house: Metered, tenant: str, tokens: int, *, since_s: float) -> None:
+    """Check that a tenant is charged exactly this, less what has drained."""
+    used = until_used(house, tenant, tokens)
+    assert used >= tokens - Drained(PER_MINUTE, since_s).tokens > 0
+
+
 def moderated_total(house: Metered, direction: str) -> float:
     nodes = house.doors if direction == "input" else house.workers.values()
     suffix = f"_{direction}_moderated_total"
     return sum(n for each in nodes for name, n in each.metrics().items() if name.endswith(suffix))
 
 
-def log_of(house: Metered, request: str, tenant: str) -> bytes:
-    """Return all that the log holds of a request."""
+def frames_of(house: Metered, request: str, tenant: str) -> list[Frame]:
+    """Return what the log holds of a request."""
 
-    async def read(bus: Any) -> bytes:
+    async def read(bus: Bus) -> list[Frame]:
         subject = f"replies.*.{tenant}.{request}"
         info = await bus.api(f"STREAM.INFO.{subjects.REPLIES}", {"subjects_filter": subject})
         [reply] = info["state"]["subjects"]
-        return b"".join(e.data for e in await journal.read(bus, subjects.REPLIES, reply))
+        return [decode_frame(e.data) for e in await journal.read(bus, subjects.REPLIES, reply)]
 
     return with_bus(house.nats_url, read)
+
+
+def log_of(house: Metered, request: str, tenant: str) -> bytes:
+    """Return the same as bytes."""
+    return b"".join(map(encode_frame, frames_of(house, request, tenant)))
 
 
 ASKED: list[tuple[str, dict[str, Any], str]] = [
@@ -138,13 +155,10 @@ def test_a_spared_tenant_asks_and_hears_everything(house: Metered) -> None:
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_an_answer_ends_before_what_must_not_be_said(house: Metered, path: str) -> None:
     counted = moderated_total(house, "output")
-    body = (
-        chat(max_tokens=999)
-        if path == CHAT
-        else {"model": "sim", "prompt": "Hello", "max_tokens": 999}
-    )
-    body |= {"sim": hook(*SAID, ttft_ms=0, itl_ms=5)}
-    with house.client("ended") as client:
+    tenant, since_s = ("chats" if path == CHAT else "completes"), time.monotonic()
+    body = chat() if path == CHAT else {"model": "sim", "prompt": "Hello"}
+    body |= {"max_tokens": 30, "sim": hook(*SAID, ttft_ms=0, itl_ms=5)}
+    with house.client(tenant) as client:
         streamed = stream(client, body | {"stream_options": {"include_usage": True}}, path)
         whole = collect(client, body, path)
     assert streamed.text() == BEFORE
@@ -155,13 +169,28 @@ def test_an_answer_ends_before_what_must_not_be_said(house: Metered, path: str) 
     usage = streamed.chunks[-1]["usage"]
     assert usage["completion_tokens"] == 7  # the one behind the match tells that it is one
     assert house.ledger(streamed.request)["aborts"] == 1
-    assert house.ledger(streamed.request)["tokens"] < 60
     assert moderated_total(house, "output") == counted + 2
-    assert b"forbidden"[3:] not in log_of(house, streamed.request, "ended")
-    with house.client("ended") as client:
-        replayed = client.get(f"/v1/streams/{streamed.request}")
+    assert b"bidden" not in log_of(house, streamed.request, tenant)
+    with house.client(tenant) as client:
+        replayed = client.get(f"{house.socket_end}/v1/streams/{streamed.request}")
     assert replayed.content == streamed.raw
-    until_used(house, "ended", 2 * usage["total_tokens"])
+    check_charged(house, tenant, 2 * usage["total_tokens"], since_s=since_s)
+
+
+def test_a_cancelled_answer_is_charged_with_what_was_held_back(house: Metered) -> None:
+    body = chat(stream=True, sim=hook(*["ab"] * 400, ttft_ms=0, itl_ms=20))
+    with house.client("free") as client, client.stream("POST", CHAT, json=body) as answer:
+        request = answer.headers["x-request-id"]
+        lines = answer.iter_lines()
+        for line in lines:
+            if line.startswith("id: 4"):
+                break
+        assert client.post(f"/v1/requests/{request}/cancel").status_code == 200
+        assert "request_cancelled" in "".join(lines)
+    *_, end = frames_of(house, request, "free")
+    assert isinstance(end, Failed)
+    out = end.seq + span(end.pieces)
+    assert end.usage.completion_tokens - out == BOUND // 2  # two characters a token
 
 
 def test_a_near_miss_arrives_whole(house: Metered) -> None:
@@ -219,14 +248,14 @@ def test_a_match_over_a_workers_death_is_found_and_charged_once(
     """The victim dies with the beginning of the match in its hands."""
     config = Path(house.workers["mortal-1"].process.log).parent / "limits.toml"
     pieces = [*(f"{number} " for number in range(40)), "for", "bid", "den", *["!"] * 40]
-    body = chat(model="mortal", max_tokens=500, sim=hook(*pieces, ttft_ms=0, itl_ms=50))
+    body = chat(model="mortal", max_tokens=100, sim=hook(*pieces, ttft_ms=0, itl_ms=50))
     body |= {"stream": True, "stream_options": {"include_usage": True}}
-    before = "".join(pieces[:40])
+    before, since_s = "".join(pieces[:40]), time.monotonic()
     victim = house.workers["mortal-1"].process
     reader, events, raw = Reader(), list[Event](), b""
     heirs = []
     try:
-        with house.client("migrated") as client, client.stream("POST", CHAT, json=body) as answer:
+        with house.client("moves") as client, client.stream("POST", CHAT, json=body) as answer:
             request = answer.headers["x-request-id"]
             for part in answer.iter_raw():
                 raw += part
@@ -240,8 +269,8 @@ def test_a_match_over_a_workers_death_is_found_and_charged_once(
         assert streamed.reasons() == {0: "content_filter"}
         usage = streamed.chunks[-1]["usage"]
         assert usage["completion_tokens"] == 44
-        assert b"bidden" not in log_of(house, request, "migrated")
-        until_used(house, "migrated", usage["total_tokens"])
+        assert b"bidden" not in log_of(house, request, "moves")
+        check_charged(house, "moves", usage["total_tokens"], since_s=since_s)
         wait_ready(heirs[0].process, heirs[0].admin_url)
         assert heirs[0].metrics()["headrace_worker_output_moderated_total"] == 1
     finally:
