@@ -25,17 +25,18 @@ def texts_of(ask: ChatRequest | CompletionRequest, prompter: Prompter) -> tuple[
 
 
 def _of_message(message: ChatMessage) -> Iterator[str]:
-    yield plain_turn(message)["content"]
+    plain = plain_turn(message)
+    yield plain["content"]
     yield message.refusal or ""
     yield message.reasoning or message.reasoning_content or ""
     yield message.name or ""
-    for call in message.tool_calls or ():
+    for call, read in zip(message.tool_calls or (), plain.get("tool_calls", ()), strict=False):
         yield call.function.name
         arguments = call.function.arguments
         if isinstance(arguments, str):
             yield arguments
-        else:
-            yield from _strings(arguments)
+        if not isinstance(arguments, str) or "\\" in arguments:
+            yield from _strings(read["function"]["arguments"])  # escapes hide nothing
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -59,6 +59,12 @@ def test_arguments_given_as_an_object_are_shown(prompter: Prompter) -> None:
     assert found == ("f", "a", "b", "c", "d")
 
 
+def test_escapes_in_arguments_hide_nothing(prompter: Prompter) -> None:
+    call = {"function": {"name": "f", "arguments": r'{"a": "\u0062ad"}'}}
+    found = chat_texts(prompter, messages=[{"role": "assistant", "tool_calls": [call]}])
+    assert found == ("f", r'{"a": "\u0062ad"}', "a", "bad")
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_prompt_is_shown_whatever_its_form(prompter: Prompter, whole: bool) -> None:
     text = "Once upon a time"
