@@ -18,6 +18,7 @@ from headrace.settings import (
     CorsSettings,
     LineSettings,
     ListenSettings,
+    LogSettings,
     NodeSettings,
     WebSocketSettings,
     command,
@@ -46,7 +47,13 @@ from streamer.telemetry import readings as streamer_readings
 
 @dataclass(frozen=True, kw_only=True)
 class GatewaySettings(
-    NodeSettings, ListenSettings, CorsSettings, LineSettings, WebSocketSettings, ConnectionSettings
+    NodeSettings,
+    ListenSettings,
+    CorsSettings,
+    LineSettings,
+    LogSettings,
+    WebSocketSettings,
+    ConnectionSettings,
 ):
     """A gateway's settings."""
 
@@ -54,7 +61,7 @@ class GatewaySettings(
 def run(settings: GatewaySettings) -> None:
     """Run a gateway: admit requests, and stream their replies."""
     log_to_stdout(settings.name or "gateway")
-    entrance = Entrance(settings.config, host=settings.host)
+    entrance = Entrance(settings.config, host=settings.host, log_prompts=settings.log_prompts)
     sys.exit(lifecycle.run(lambda stop: _main(settings, entrance, stop)))
 
 
@@ -82,9 +89,15 @@ async def _serve(
     await entrance.open(bus, on_change=tenants_changed)
     catalogue = Catalogue(bus, clock=time.monotonic)
     threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="prompt")
-    line = line_of(settings, bus, gate.directory, workforce)
+    line = line_of(settings, bus, gate.directory, workforce, node=name)
     ingress = Ingress(
-        bus, gate=gate, catalogue=catalogue, workforce=workforce, line=line, threads=threads
+        bus,
+        gate=gate,
+        catalogue=catalogue,
+        workforce=workforce,
+        line=line,
+        threads=threads,
+        inspection=entrance.inspection,
     )
 
     def readiness() -> Readiness:

@@ -13,7 +13,7 @@ partition's oldest running ones.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -88,7 +88,7 @@ class Standing:
     def tokens(self, by: By) -> list[str]:
         """Return the subject tokens that the rows stand for, in the order of the rows."""
         tokens = {_token(cell, by) for cell in self.queued}
-        return sorted(tokens, key=_by_number if by is By.PARTITION else name_of)
+        return in_order(tokens, by)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def rates_of(before: Mark, after: Mark) -> Rates:
 def table(backlog: Backlog, rates: Rates | None = None) -> list[str]:
     """Return the backlog as lines of text."""
     heads = [backlog.by.value.upper(), "WAITING", "RUNNING", "REDELIVERED", "OLDEST"]
-    body = [(_printable(name), row) for name, row in backlog.rows.items()]
+    body = [(printable(name), row) for name, row in backlog.rows.items()]
     body.append(("total", backlog.total))
     width = max(len(name) for name, _ in [*body, (heads[0], None)])
     lines = [f"{heads[0]:<{width}} {heads[1]:>9} {heads[2]:>9} {heads[3]:>11} {heads[4]:>10}"]
@@ -157,6 +157,11 @@ def table(backlog: Backlog, rates: Rates | None = None) -> list[str]:
     if rates is not None:
         lines.append(f"arrival {rates.arrival_per_s:g}/s, drain {rates.drain_per_s:g}/s")
     return lines
+
+
+def in_order(tokens: Iterable[str], by: By) -> list[str]:
+    """Return names or their tokens as rows are ordered: partitions by number, others by name."""
+    return sorted(tokens, key=_by_number if by is By.PARTITION else name_of)
 
 
 def name_of(token: str) -> str:
@@ -194,8 +199,8 @@ def _total(rows: Sequence[Row]) -> Row:
     )
 
 
-def _printable(name: str) -> str:
-    """Users choose names; a terminal must not obey them."""
+def printable(name: str) -> str:
+    """Return a name as a terminal may show it: users choose names, and it must not obey them."""
     return "".join(
         letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name
     )

@@ -10,6 +10,7 @@ from starlette.routing import Route
 from headrace.answers import as_json
 from headrace.bus import BrokerAway, BrokerRefused, Bus
 from headrace.dismiss import dismiss
+from headrace.inquire import withdraw_one
 from headrace.peek import progress_in
 from schemas import subjects
 from schemas.admit import Caller
@@ -68,12 +69,25 @@ async def cancel(bus: Bus, *, tenant: str, request: str) -> str:
 
     Raises NotFound where the tenant has no such request, BrokerAway and BrokerRefused.
     """
+    found = await _end_in_queue(bus, tenant=tenant, request=request)
+    if found is not None:
+        return found
+    if (await withdraw_one(bus, request, tenant=tenant)).answer is not None:
+        return "cancelled"
+    # It may have been let go meanwhile.
+    found = await _end_in_queue(bus, tenant=tenant, request=request)
+    if found is None:
+        raise NotFound(f"The request '{request}' does not exist.")
+    return found
+
+
+async def _end_in_queue(bus: Bus, *, tenant: str, request: str) -> str | None:
+    """End a request that has come to the queue; return what became of it, None for an unknown
+    one. Raises BrokerAway and BrokerRefused."""
     dismissed = await dismiss(bus, subjects.requests_of(tenant=tenant, request=request))
     progress = await progress_in(bus, subjects.replies_to(request, tenant=tenant))
     if progress is None:
-        if not dismissed:
-            raise NotFound(f"The request '{request}' does not exist.")
-        return "cancelled"
+        return "cancelled" if dismissed else None
     if progress.ended == "finished":
         return "finished"
     if progress.ended is None or progress.code == RequestCancelled.code:

@@ -7,7 +7,6 @@ knows is an error.
 """
 
 import inspect
-import json
 import os
 import re
 import tomllib
@@ -21,6 +20,8 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import typer
 
 from headrace.connection_settings import ConnectionSettings
+from headrace.content_settings import NO_CONTENT, Content, read_content
+from headrace.json_object import EMPTY, BadSetting, JsonObject
 from headrace.option import KNOWN as _KNOWN
 from headrace.option import option as _option
 from headrace.sockets import PORT_MAX, is_loopback
@@ -36,7 +37,7 @@ from headrace.tenant_settings import (
     read_tenancy,
 )
 
-__all__ = ["ApiKey", "ApiKeys", "ConnectionSettings"]
+__all__ = ["ApiKey", "ApiKeys", "BadSetting", "ConnectionSettings", "JsonObject"]
 
 CONFIG_NAME: Final = "headrace.toml"
 DATA_DIR: Final = Path(".headrace")
@@ -53,41 +54,6 @@ PLAIN: Final[dict[str, Any]] = {
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 
 
-class BadSetting(typer.BadParameter):
-    """A setting names nothing that exists, or has a value that cannot be used."""
-
-
-# Values
-
-
-@dataclass(frozen=True, slots=True)
-class JsonObject:
-    """A JSON object given as an option, or as a table in headrace.toml."""
-
-    text: str = "{}"
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """The object's members."""
-        members: dict[str, Any] = json.loads(self.text)
-        return members
-
-    @staticmethod
-    def parse(raw: "str | Mapping[str, Any] | JsonObject") -> "JsonObject":
-        """Read an object. Raises BadSetting when it is none."""
-        if isinstance(raw, JsonObject):
-            return raw
-        if isinstance(raw, Mapping):
-            return JsonObject(json.dumps(raw))
-        try:
-            members = json.loads(raw)
-        except (ValueError, RecursionError) as error:
-            raise BadSetting(f"{raw!r} is no JSON: {error}") from error
-        if not isinstance(members, dict):
-            raise BadSetting(f'{raw!r} is no JSON object, such as {{"name": 1}}')
-        return JsonObject(raw)
-
-
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
     """What headrace.toml says: options by name, keys, tenants. Without a path it says nothing."""
@@ -96,6 +62,7 @@ class ConfigFile:
     options: Mapping[str, Any] = field(default_factory=dict)
     keys: ApiKeys = NO_KEYS
     tenancy: Tenancy = NO_TENANCY
+    content: Content = NO_CONTENT
 
 
 NO_CONFIG: Final = ConfigFile()
@@ -122,9 +89,10 @@ def load_config(raw: "str | Path | ConfigFile") -> ConfigFile:
     try:
         tenancy = read_tenancy(document, path.parent)
         keys = ApiKeys(read_keys(document.get("keys", [])), tenancy.guarded)
+        content = read_content(document)
     except ValueError as error:
         raise BadSetting(f"{path}: {error}") from error
-    return ConfigFile(path, options, keys, tenancy)
+    return ConfigFile(path, options, keys, tenancy, content)
 
 
 def _did_you_mean(name: str) -> str:
@@ -248,6 +216,9 @@ LimitsWhenAway = Annotated[
     Literal["refuse", "admit"],
     _option("limits-when-away", "What becomes of requests while limits cannot be checked."),
 ]
+LogPrompts = Annotated[
+    bool, _option("log-prompts", "Log a line of each prompt, redacted; else none is in any log.")
+]
 Engine = Annotated[EngineKind, _option("engine", "What runs the model.")]
 Model = Annotated[str | None, _option("model", "Model to run: a name or a directory.")]
 ServedModelName = Annotated[
@@ -340,6 +311,13 @@ class LineSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LogSettings:
+    """What is logged of requests."""
+
+    log_prompts: LogPrompts = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class WebSocketSettings:
     """How WebSockets are kept alive."""
 
@@ -353,8 +331,8 @@ class EngineSettings:
     engine: Engine = EngineKind.SIM
     model: Model = None
     served_model_name: ServedModelName = None
-    engine_args: EngineArgs = JsonObject()
-    sim: Sim = JsonObject()
+    engine_args: EngineArgs = EMPTY
+    sim: Sim = EMPTY
 
 
 S = TypeVar("S")

@@ -7,9 +7,11 @@ consumer's delivered sequence, ages from the oldest message of each row.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, Final, TypeVar
+
+import msgspec
 
 from headrace import journal
 from headrace.backlog import (
@@ -22,7 +24,9 @@ from headrace.backlog import (
     epoch_s,
 )
 from headrace.bus import Bus
+from headrace.messages import NobodyAnswers
 from schemas import subjects
+from schemas.model import WorkerEntry
 from schemas.subjects import REQUESTS, Cell
 
 A = TypeVar("A")
@@ -51,6 +55,24 @@ async def read_backlog(bus: Bus, by: By, *, only: str = EVERYTHING) -> Backlog:
     now_s = (await mark(bus)).at_s
     oldest_s = {token: at_s for token, at_s in zip(tokens, found, strict=True) if at_s is not None}
     return backlog_of(standing, by, oldest_s=oldest_s, now_s=now_s)
+
+
+async def read_workers(bus: Bus) -> list[WorkerEntry]:
+    """Return the workers whose heartbeats stand in their bucket; none where it is gone.
+
+    Raises BrokerAway and BrokerRefused.
+    """
+    bucket = subjects.WORKERS
+    try:
+        entries = await journal.read(bus, f"KV_{bucket}", f"$KV.{bucket}.>")
+    except NobodyAnswers:
+        return []  # the queue is right without it
+    found = []
+    for entry in entries:
+        with suppress(msgspec.MsgspecError):
+            if not entry.deleted:
+                found.append(msgspec.json.decode(entry.data, type=WorkerEntry))
+    return found
 
 
 async def _list_subjects(bus: Bus, only: str, standing: Standing) -> None:

@@ -19,9 +19,11 @@ import typer
 from headrace import settings, tenants
 from headrace.bus import Bus
 from headrace.dismiss import dismiss_key
+from headrace.inquire import withdraw_waiting
 from headrace.operate import OperatorSettings, operate, refuse
 from headrace.tenants import Name, Record
 from schemas.tenant import Entry, Key, Policy, Tenant, Tier, policy_of
+from schemas.waiting import Selection
 
 T = TypeVar("T", Tenant, Key)
 
@@ -82,6 +84,10 @@ class SetSettings(OperatorSettings):
     ] = None
     on_revoke: Annotated[
         str | None, _limit("on-revoke", "What a revoked key's requests do: finish or end.")
+    ] = None
+    moderation: Annotated[
+        bool | None,
+        typer.Option("--moderation/--no-moderation", help="Whether the moderator looks at it."),
     ] = None
     clear: Annotated[
         list[str] | None,
@@ -277,10 +283,17 @@ async def _revoke(wanted: RevokeSettings) -> int:
 
 async def _end(bus: Bus, tenant: str, key: str | None) -> int:
     """End a tenant's requests, or those of one of its keys; return how many."""
-    ended = await dismiss_key(bus, tenant=tenant, key=key)
+    ended = await _end_now(bus, tenant, key)
     # What an ingress admitted before the news reached it.
     await asyncio.sleep(SPREAD_S)
-    return ended + await dismiss_key(bus, tenant=tenant, key=key)
+    return ended + await _end_now(bus, tenant, key)
+
+
+async def _end_now(bus: Bus, tenant: str, key: str | None) -> int:
+    """End those that wait in ingress first: what leaves the queue makes room for them."""
+    answers = await withdraw_waiting(bus, Selection(tenant=tenant, key=key))
+    withdrawn = sum(answer.withdrawn for answer in answers)
+    return withdrawn + await dismiss_key(bus, tenant=tenant, key=key)
 
 
 def _alive(entries: Entries, kind: type[T]) -> list[T]:

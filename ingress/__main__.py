@@ -19,6 +19,7 @@ from headrace.settings import (
     CorsSettings,
     LineSettings,
     ListenSettings,
+    LogSettings,
     NodeSettings,
     command,
 )
@@ -40,14 +41,16 @@ from schemas import subjects
 
 
 @dataclass(frozen=True, kw_only=True)
-class IngressSettings(NodeSettings, ListenSettings, CorsSettings, LineSettings, ConnectionSettings):
+class IngressSettings(
+    NodeSettings, ListenSettings, CorsSettings, LineSettings, LogSettings, ConnectionSettings
+):
     """An ingress's settings."""
 
 
 def run(settings: IngressSettings) -> None:
     """Run an ingress: admit requests, and send their clients to a streamer."""
     log_to_stdout(settings.name or "ingress")
-    entrance = Entrance(settings.config, host=settings.host)
+    entrance = Entrance(settings.config, host=settings.host, log_prompts=settings.log_prompts)
     sys.exit(lifecycle.run(lambda stop: _main(settings, entrance, stop)))
 
 
@@ -56,13 +59,13 @@ async def _main(settings: IngressSettings, entrance: Entrance, stop: asyncio.Eve
     try:
         async with broker(settings, name=name, stop=stop) as bus:
             await topology.wait_applied(bus, stop)
-            await _serve(settings, entrance, bus, stop)
+            await _serve(settings, entrance, name, bus, stop)
     except Stopped:
         return
 
 
 async def _serve(
-    settings: IngressSettings, entrance: Entrance, bus: Bus, stop: asyncio.Event
+    settings: IngressSettings, entrance: Entrance, name: str, bus: Bus, stop: asyncio.Event
 ) -> None:
     gate = entrance.gate
     cors = Cors(settings.cors_origins, keyless=gate.keyless)
@@ -78,9 +81,15 @@ async def _serve(
     upkeep = Upkeep(bus)
     upkeep.on_remade(f"KV_{subjects.SECRETS}", partial(put_back, bus, tickets))
     threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="prompt")
-    line = line_of(settings, bus, gate.directory, workforce)
+    line = line_of(settings, bus, gate.directory, workforce, node=name)
     ingress = Ingress(
-        bus, gate=gate, catalogue=catalogue, workforce=workforce, line=line, threads=threads
+        bus,
+        gate=gate,
+        catalogue=catalogue,
+        workforce=workforce,
+        line=line,
+        threads=threads,
+        inspection=entrance.inspection,
     )
 
     def readiness() -> Readiness:

@@ -12,10 +12,12 @@ moment of lateness, so a short request overtakes a long one, but none that came 
 import heapq
 import itertools
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from schemas.subjects import Lane
 from schemas.tenant import PriorityClass
 
 CLASSES: Final[tuple[PriorityClass, ...]] = ("interactive", "standard", "batch")
@@ -59,7 +61,8 @@ class Bounds:
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """A request that waits. Times in seconds of one clock; `cost_tokens` is what it is expected to
-    use, `output_tokens` the part of it that takes time."""
+    use, `output_tokens` the part of it that takes time. `lane`, `partition` and `key` (a key's id)
+    decide nothing here: operators ask for them."""
 
     request: str
     tenant: str
@@ -71,6 +74,9 @@ class Ticket:
     arrived_s: float
     give_up_s: float
     tenant_max: int | None = None
+    lane: Lane = "online"
+    partition: int = 0
+    key: str | None = None
 
 
 class _Place(NamedTuple):
@@ -122,6 +128,40 @@ class FairQueue:
     def prompt_bytes(self) -> int:
         """How many bytes their prompts take."""
         return self._bytes
+
+    @property
+    def tickets(self) -> Collection[Ticket]:
+        """Those that wait, in the order of their arrival."""
+        return self._tickets.values()
+
+    @property
+    def depths(self) -> dict[PriorityClass, int]:
+        """How many requests of each class wait."""
+        return {name: self._classes[name].waiting for name in CLASSES}
+
+    def ticket(self, request: str) -> Ticket | None:
+        """Return a waiting request's ticket."""
+        return self._tickets.get(request)
+
+    def ahead_of(self, ticket: Ticket) -> int:
+        """Return how many go before a waiting request if nobody else comes.
+
+        What lower classes are owed is left out: it is an estimate where several wait.
+        """
+        of_class = self._classes[ticket.priority_class]
+        heads = {tenant: (start, number) for start, number, tenant in of_class.starts}
+        tags: dict[str, tuple[float, int]] = {}
+        for tenant, flow in of_class.flows.items():
+            if not flow.waiting:
+                continue
+            tag = heads[tenant]
+            for place in sorted(flow.places):
+                each = place.ticket
+                if self._tickets.get(each.request) is each:
+                    tags[each.request] = tag
+                    tag = (tag[0] + each.cost_tokens / each.weight, place.number)
+        above = sum(self._classes[name].waiting for name in _above(ticket.priority_class))
+        return above + sum(tag < tags[ticket.request] for tag in tags.values())
 
     def offer(self, ticket: Ticket) -> Full | None:
         """Queue a request, or say which bound it would break."""

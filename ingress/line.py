@@ -19,11 +19,13 @@ from headrace.tenants import Directory
 from headrace.workforce import Workforce
 from ingress.admission import Order, Ticket
 from ingress.cost import Cost
+from ingress.inquiry import Inquiry
 from ingress.limits import Limits
 from ingress.prediction import Predictor
 from ingress.reservations import Reservations, Standings
 from ingress.waiting import PATIENCE_S, Left, WaitingRoom
 from schemas import subjects
+from schemas.subjects import RequestSubject
 from schemas.tenant import Policy
 
 log = logging.getLogger(__name__)
@@ -43,9 +45,10 @@ class Line:
         order: Order = Order.HYBRID,
         patience_s: float = PATIENCE_S,
         open_when_away: bool = False,
+        node: str = "ingress",
     ) -> None:
         """`patience_s` is how long a request may wait; `open_when_away`: what `Reservations` does
-        while the accounts cannot be reached."""
+        while the accounts cannot be reached; `node`: what operators know this process by."""
         self.reservations = Reservations(
             bus,
             lambda tenant: Limits.of(policies.policy(tenant)),
@@ -55,13 +58,16 @@ class Line:
         self.room = WaitingRoom(
             bus, workforce.slots, clock=time.monotonic, order=order, patience_s=patience_s
         )
+        self._inquiry = Inquiry(bus, self.room, node=node, clock=time.monotonic)
         self._bus = bus
         self._predictor = Predictor()
 
     async def start(self) -> None:
-        """Hear what ended requests have used, and which are wanted no more. Raises BrokerAway."""
+        """Hear what ended requests have used, which are wanted no more, and who asks what waits.
+        Raises BrokerAway."""
         await self._bus.subscribe(subjects.SETTLEMENTS, self._settled, queue="ingress")
         await self._bus.subscribe(subjects.CANCEL_SIGNALS, self._cancelled)
+        await self._inquiry.start()
 
     async def release_forever(self) -> None:
         """Let go who waits, as there is room."""
@@ -70,50 +76,50 @@ class Line:
     @asynccontextmanager
     async def turn(
         self,
+        subject: RequestSubject,
         *,
-        tenant: str,
-        request: str,
-        model: str,
         cost: Cost,
         policy: Policy,
         deadline_s: float,
+        key: str | None,
         left: Left | None,
     ) -> AsyncIterator[Standings]:
-        """Reserve, wait for the turn, and hold both for a block that queues the request.
+        """Reserve, wait for the turn, and hold both for a block that queues the request under its
+        subject. `key` is the id of its key.
 
         Where the block fails, all is given back. Raises what `Reservations.reserve` and
         `WaitingRoom.enter` raise.
         """
+        tenant, request = subject.tenant, subject.request
         standings = await self.reservations.reserve(
             tenant, request=request, tokens=cost.total_tokens, deadline_s=deadline_s
         )
         try:
-            ticket = self._ticket(tenant, request, model, cost, policy, deadline_s)
-            await self.room.enter(model, ticket, left=left)
+            ticket = self._ticket(subject, cost, policy, deadline_s, key)
+            await self.room.enter(subject.model, ticket, left=left)
             try:
                 yield standings
             finally:
-                self.room.landed(model, ticket.priority_class)
+                self.room.landed(subject.model, subject.lane)
         except BaseException:
             self.reservations.settle(tenant, request=request, tokens=None)
             raise
 
     def _ticket(
         self,
-        tenant: str,
-        request: str,
-        model: str,
+        subject: RequestSubject,
         cost: Cost,
         policy: Policy,
         deadline_s: float,
+        key: str | None,
     ) -> Ticket:
         now_s = time.monotonic()
         output_tokens = self._predictor.predict(
-            tenant, model, tokens_max=cost.output_tokens * cost.choices
+            subject.tenant, subject.model, tokens_max=cost.output_tokens * cost.choices
         )
         return Ticket(
-            request=request,
-            tenant=tenant,
+            request=subject.request,
+            tenant=subject.tenant,
             priority_class=policy.priority_class,
             weight=policy.weight,
             cost_tokens=cost.prompt_tokens + output_tokens,
@@ -122,10 +128,17 @@ class Line:
             arrived_s=now_s,
             give_up_s=now_s + min(self.room.patience_s, deadline_s - time.time()),
             tenant_max=policy.queued_requests,
+            lane=subject.lane,
+            partition=subject.partition,
+            key=key,
         )
 
     async def _cancelled(self, message: Message) -> None:
-        self.room.withdraw(message.subject.rpartition(".")[2])
+        try:
+            _, tenant, request = message.subject.split(".")
+            self.room.withdraw(request, tenant=subjects.unescape(tenant))
+        except ValueError as error:
+            log.warning("a cancel that names no request: %s", error)
 
     async def _settled(self, message: Message) -> None:
         try:
@@ -142,8 +155,10 @@ class Line:
         )
 
 
-def line_of(settings: LineSettings, bus: Bus, policies: Directory, workforce: Workforce) -> Line:
-    """Return the line of a node with these settings."""
+def line_of(
+    settings: LineSettings, bus: Bus, policies: Directory, workforce: Workforce, *, node: str
+) -> Line:
+    """Return the line of a node with these settings; `node` is its name."""
     return Line(
         bus,
         policies,
@@ -151,4 +166,5 @@ def line_of(settings: LineSettings, bus: Bus, policies: Directory, workforce: Wo
         order=Order(settings.queue_order),
         patience_s=settings.queue_patience_s,
         open_when_away=settings.limits_when_away == "admit",
+        node=node,
     )

@@ -13,13 +13,15 @@ not fill the place of others. A quarter of the watermark is theirs.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from headrace.bus import BrokerAway, BrokerRefused, Bus
 from headrace.workforce import no_workers
-from ingress.admission import Bounds, DrainRate, FairQueue, Full, Order, Ticket
+from ingress.admission import CLASSES, Bounds, DrainRate, FairQueue, Full, Order, Ticket
+from ingress.census import Hall, Pace
 from schemas import subjects
 from schemas.errors import (
     BrokerUnavailable,
@@ -32,7 +34,7 @@ from schemas.errors import (
     TooManyRequests,
 )
 from schemas.subjects import Lane
-from schemas.tenant import PriorityClass, lane_of
+from schemas.waiting import Mark
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,8 @@ _NO_SUBJECTS: Final = 1_000_000_000  # an offset behind all of them: the total a
 
 Left = Callable[[], Awaitable[None]]
 """Returns once the client has left."""
+Turn = asyncio.Future[None]
+"""Done when a request may be published, or is refused."""
 
 
 @dataclass(slots=True)
@@ -56,7 +60,9 @@ class _Gate:
 
     queue: FairQueue
     rate: DrainRate = field(default_factory=DrainRate)
-    waiting: dict[str, "asyncio.Future[None]"] = field(default_factory=dict)
+    arrived: Pace = field(default_factory=Pace)
+    left: Pace = field(default_factory=Pace)
+    waiting: dict[str, Turn] = field(default_factory=dict)
     counted: int = 0
     let_go: int = 0
     landed: int = 0
@@ -71,6 +77,15 @@ class _Gate:
     def quiet(self) -> bool:
         """Whether there is nothing to be read or released."""
         return not self.queue.depth and not self.behind
+
+
+class Found(NamedTuple):
+    """A request that waits, why, and about how many go before it."""
+
+    model: str
+    ticket: Ticket
+    mark: Mark
+    ahead: int
 
 
 class WaitingRoom:
@@ -110,13 +125,33 @@ class WaitingRoom:
         """How many bytes their prompts take."""
         return sum(gate.queue.prompt_bytes for gate in self._gates.values())
 
+    def depths_by_model(self) -> dict[str, int]:
+        """How many requests wait for each model that was ever asked for."""
+        depths: Counter[str] = Counter()
+        for (model, _), gate in self._gates.items():
+            depths[model] += gate.queue.depth
+        return depths
+
+    def depths_by_class(self) -> dict[str, int]:
+        """How many requests of each priority class wait."""
+        depths: Counter[str] = Counter(dict.fromkeys(CLASSES, 0))
+        for gate in self._gates.values():
+            depths.update(gate.queue.depths)
+        return dict(depths)
+
+    def oldest_age_s(self) -> float:
+        """Since when the oldest of them waits; 0 where none does."""
+        first = [next(iter(gate.queue.tickets), None) for gate in self._gates.values()]
+        now_s = self._clock()
+        return max((now_s - ticket.arrived_s for ticket in first if ticket), default=0.0)
+
     async def enter(self, model: str, ticket: Ticket, *, left: Left | None = None) -> None:
         """Return when the request may be published; `landed` must follow, whatever comes of it.
 
         Raises TooManyRequests for the tenant's own bound, QueueFull, QueueTimeout, NoWorkers,
         DeadlineExceeded, Draining, BrokerUnavailable, and RequestCancelled when its client left.
         """
-        lane = lane_of(ticket.priority_class)
+        lane = ticket.lane
         gate = self._gates.get((model, lane))
         if gate is None:
             queue = FairQueue(order=self._order, bounds=self._bounds)
@@ -129,15 +164,58 @@ class WaitingRoom:
             return
         await self._wait(model, gate, ticket, left)
 
-    def landed(self, model: str, priority_class: PriorityClass = "standard") -> None:
+    def landed(self, model: str, lane: Lane = "online") -> None:
         """Note that a request let go is in REQUESTS, or will never be."""
-        self._gates[model, lane_of(priority_class)].landed += 1
+        self._gates[model, lane].landed += 1
 
-    def withdraw(self, request: str) -> None:
-        """Let a request wait no more, whose client has left or which was cancelled."""
+    def withdraw(self, request: str, *, tenant: str) -> None:
+        """Let a tenant's request wait no more, whose client has left or which was cancelled."""
         for gate in self._gates.values():
-            if request in gate.waiting:
+            ticket = gate.queue.ticket(request)
+            if ticket is not None and ticket.tenant == tenant:
                 self._refuse(gate, request, RequestCancelled("The request was cancelled."))
+
+    def halls(self) -> list[Hall]:
+        """Return a copy of what waits for each lane of a model, `online` last, and why."""
+        now_s = self._clock()
+        return [
+            Hall(
+                model,
+                [*gate.queue.tickets],
+                self._mark(model, lane, gate),
+                gate.arrived.recent(now_s=now_s),
+                gate.left.recent(now_s=now_s),
+            )
+            for (model, lane), gate in sorted(self._gates.items())
+        ]
+
+    def find(self, request: str) -> Found | None:
+        """Return where a request waits; None where it does not."""
+        for (model, lane), gate in self._gates.items():
+            ticket = gate.queue.ticket(request)
+            if ticket is not None:
+                mark = self._mark(model, lane, gate)
+                return Found(model, ticket, mark, gate.queue.ahead_of(ticket))
+        return None
+
+    def take_out(
+        self, chosen: Callable[[str, Ticket], bool], request: str | None = None
+    ) -> list[tuple[Ticket, Turn]]:
+        """Take out those that are chosen by model and ticket, or the one with this id if it is;
+        whoever takes them refuses their turns."""
+        taken = []
+        for (model, _), gate in self._gates.items():
+            one = None if request is None else gate.queue.ticket(request)
+            looked_at = [*gate.queue.tickets] if request is None else [one] if one else []
+            for ticket in looked_at:
+                if chosen(model, ticket) and (turn := gate.waiting.pop(ticket.request, None)):
+                    gate.queue.withdraw(ticket.request)
+                    taken.append((ticket, turn))
+        return taken
+
+    def _mark(self, model: str, lane: Lane, gate: _Gate) -> Mark:
+        watermark = self._watermark(model, lane)
+        return Mark(slots=self._slots_of(model), watermark=watermark, queued=gate.behind)
 
     def drain(self) -> None:
         """Let nobody wait any more: the node stops."""
@@ -173,7 +251,8 @@ class WaitingRoom:
         full = gate.queue.offer(ticket)
         if full is not None:
             raise self._full(gate, full)
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        gate.arrived.note(ticket, now_s=self._clock())
+        turn: Turn = asyncio.get_running_loop().create_future()
         gate.waiting[ticket.request] = turn
         self._look.set()
         leaving = None if left is None else asyncio.ensure_future(left())
@@ -192,8 +271,10 @@ class WaitingRoom:
         finally:
             if leaving is not None:
                 leaving.cancel()
+            turn.cancel()  # whoever took it out finds that nobody waits for its end
             gate.waiting.pop(ticket.request, None)
             gate.queue.withdraw(ticket.request)
+            gate.left.note(ticket, now_s=self._clock())
 
     def _watermark(self, model: str, lane: Lane) -> int:
         slots = self._slots_of(model)

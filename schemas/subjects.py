@@ -243,6 +243,11 @@ def streamer_shown(streamer: str) -> str:
     return f"streamers.{escape(streamer)}.shown"
 
 
+WAITING_COUNT: Final = "waiting.count"
+WAITING_FIND: Final = "waiting.find"
+WAITING_WITHDRAW: Final = "waiting.withdraw"
+"""On which every ingress hears what `schemas/waiting.py` asks; each answers for itself."""
+
 SETTLEMENTS: Final = "settlements"
 """On which ingress hears what an ended request has used; its nodes share the messages."""
 

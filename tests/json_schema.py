@@ -8,6 +8,7 @@ TYPES: dict[str, Any] = {
     "string": str,
     "integer": int,
     "number": (int, float),
+    "null": type(None),
 }
 NOTES = {"$schema", "title", "description"}
 
@@ -15,10 +16,11 @@ NOTES = {"$schema", "title", "description"}
 def faults(value: Any, schema: dict[str, Any], at: str = "$") -> list[str]:
     """Return where a value departs from a schema."""
     found: list[str] = []
-    for keyword, rule in schema.items():
+    apply = ("type",) if value is None else tuple(schema)  # the others are about other types
+    for keyword, rule in [(name, schema[name]) for name in apply]:
         match keyword:
             case "type":
-                if not isinstance(value, TYPES[rule]) or isinstance(value, bool):
+                if not _is_of_type(value, rule):
                     return [f"{at}: no {rule}: {value!r}"]
             case "minimum":
                 found += [] if value >= rule else [f"{at}: {value} < {rule}"]
@@ -40,3 +42,8 @@ def faults(value: Any, schema: dict[str, Any], at: str = "$") -> list[str]:
             case _:
                 assert keyword in NOTES, f"{at}: what is {keyword}?"
     return found
+
+
+def _is_of_type(value: Any, names: str | list[str]) -> bool:
+    one_of = [names] if isinstance(names, str) else names
+    return not isinstance(value, bool) and any(isinstance(value, TYPES[name]) for name in one_of)

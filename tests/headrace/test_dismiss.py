@@ -120,7 +120,13 @@ def test_a_dry_run_says_what_would_go_and_changes_nothing(url: str) -> None:
     before = with_bus(url, subjects_of)
     heard = heard_during(url, lambda: headrace(url, "purge", "--tenant", ODD_TENANT, "--dry-run"))
     told = asked(url, "purge", "--tenant", ODD_TENANT, "--dry-run")
-    assert told == {"waiting": 1, "running": 1, "purged": 0, "dry_run": True}
+    assert told == {
+        "waiting": 1,
+        "running": 1,
+        "purged": 0,
+        "dry_run": True,
+        "ingress": {"nodes": 0, "waiting": None, "purged": 0},
+    }
     assert (with_bus(url, subjects_of), heard) == (before, [])
 
 
@@ -132,7 +138,13 @@ def test_a_purge_of_a_tenant_leaves_the_others(url: str) -> None:
     with_bus(url, lambda bus: pull(bus, 2))
     told: dict[str, Any] = {}
     heard = heard_during(url, lambda: told.update(asked(url, "purge", "--tenant", "a", "--yes")))
-    assert told == {"waiting": 149, "running": 1, "purged": 150, "dry_run": False}
+    assert told == {
+        "waiting": 149,
+        "running": 1,
+        "purged": 150,
+        "dry_run": False,
+        "ingress": {"nodes": 0, "waiting": None, "purged": 0},
+    }
     assert len(heard) == 150
     assert all(subject.startswith("cancels.a.") for subject in heard)
     left = {str(subject) for subject in requests if subject.tenant != "a"}
@@ -176,7 +188,7 @@ def test_on_a_terminal_a_purge_asks(url: str, answer: bytes, status: int, left: 
         os.close(terminal)
         os.close(end)
     assert asking.returncode == status, asking.stderr
-    assert b"Purge 1 waiting and 0 running requests?" in asking.stderr
+    assert b"Purge 1 waiting and 0 running requests, and none in ingress" in asking.stderr
     assert len(with_bus(url, subjects_of)) == left
 
 

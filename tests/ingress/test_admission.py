@@ -268,3 +268,37 @@ def test_the_wait_shrinks_as_the_queue_drains() -> None:
         rate.left(now_s=n * 0.1)
     waits = [rate.wait_s(ahead, now_s=10.0) for ahead in (400, 200, 50, 0)]
     assert waits == [40, 20, 5, 1]
+
+
+@given(
+    asked=st.lists(
+        st.tuples(
+            st.sampled_from("abc"), st.integers(1, 3), st.integers(1, 200), st.integers(0, 9)
+        ),
+        min_size=1,
+        max_size=30,
+    ),
+    served=st.integers(0, 10),
+    withdrawn=st.sets(st.integers(0, 29)),
+    order=st.sampled_from(Order),
+)
+def test_as_many_go_before_a_request_as_are_said_to_be_ahead_of_it(
+    asked: list[tuple[str, int, int, int]], served: int, withdrawn: set[int], order: Order
+) -> None:
+    queue = FairQueue(order=order)
+    for number, (tenant, weight, cost, at_s) in enumerate(asked):
+        queue.offer(ticket(str(number), tenant, weight=weight, cost=cost, output=cost, at_s=at_s))
+    for _ in range(served):
+        queue.next()
+    for number in withdrawn:
+        queue.withdraw(str(number))
+    said = {each.request: queue.ahead_of(each) for each in queue.tickets}
+    assert said == {request: place for place, request in enumerate(drained(queue))}
+
+
+def test_those_of_higher_classes_are_ahead() -> None:
+    queue = FairQueue()
+    queue.offer(ticket("low", priority_class="batch"))
+    queue.offer(ticket("high", priority_class="interactive"))
+    assert [queue.ahead_of(each) for each in queue.tickets] == [1, 0]
+    assert queue.depths == {"interactive": 1, "standard": 0, "batch": 1}

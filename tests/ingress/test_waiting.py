@@ -56,11 +56,14 @@ class Line:
         now_s = time.monotonic()
         give_up_s = now_s + (self._room.patience_s if patience_s is None else patience_s)
         request = new_request_id()
-        ticket = Ticket(request, tenant, of_class, 1, 100, 10, 10, now_s, give_up_s, tenant_max)
+        lane = lane_of(of_class)
+        ticket = Ticket(
+            *(request, tenant, of_class, 1, 100, 10, 10, now_s, give_up_s, tenant_max), lane=lane
+        )
         await self._room.enter(self._model, ticket, left=left)
-        subject = str(RequestSubject(lane_of(of_class), self._model, 0, tenant, request))
+        subject = str(RequestSubject(lane, self._model, 0, tenant, request))
         await self._bus.store(subject, b"")
-        self._room.landed(self._model, of_class)
+        self._room.landed(self._model, lane)
         self.passed.append(tenant)
         self._stored.append(subject)
 
