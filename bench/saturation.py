@@ -48,6 +48,7 @@ LIMITED: Final = _config(
     f"requests_per_minute = {LARGE}\ntokens_per_minute = {LARGE}\nconcurrent_requests = {LARGE}"
 )
 BOUNDED: Final = _config(f"concurrent_requests = {SLOTS}")
+BOUNDED_BY_AGE: Final = "queue_patience_s = 0.2\n" + _config("")
 
 
 @dataclass
@@ -247,6 +248,7 @@ def main(
         "reserve": _waits,
         "cost": _cost,
         "bounded": lambda: _overload("bounded", BOUNDED, seconds),
+        "by age": lambda: _overload("by age", BOUNDED_BY_AGE, seconds),
         "unbounded": lambda: _overload("unbounded", _config(""), seconds),
     }
     print(report.heading(), flush=True)

@@ -112,6 +112,13 @@ class Ingress:
         check_able(ask, model.card)
         if not self.bus.ready:
             raise BrokerUnavailable("The queue cannot be reached.")
+        self.line.check(
+            tenant=origin.caller.tenant,
+            request=origin.request,
+            model=ask.model,
+            policy=policy,
+            deadline_s=origin.deadline_s,
+        )
         tokens = await self._tokens(model, ask, body_bytes)
         cost = _cost(model, ask, len(tokens), policy)
         state = step(state, State.COSTED)

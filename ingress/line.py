@@ -67,6 +67,16 @@ class Line:
         """Let go who waits, as there is room."""
         await self.room.release_forever()
 
+    def check(
+        self, *, tenant: str, request: str, model: str, policy: Policy, deadline_s: float
+    ) -> None:
+        """Refuse who would be refused whatever its prompt is: nobody has to read it for that.
+
+        Raises what `WaitingRoom.check` does.
+        """
+        least = Cost(prompt_tokens=0, output_tokens=1, choices=1)
+        self.room.check(model, self._ticket(tenant, request, model, least, policy, deadline_s))
+
     @asynccontextmanager
     async def turn(
         self,
@@ -84,11 +94,12 @@ class Line:
         Where the block fails, all is given back. Raises what `Reservations.reserve` and
         `WaitingRoom.enter` raise.
         """
+        ticket = self._ticket(tenant, request, model, cost, policy, deadline_s)
+        self.room.check(model, ticket)
         standings = await self.reservations.reserve(
             tenant, request=request, tokens=cost.total_tokens, deadline_s=deadline_s
         )
         try:
-            ticket = self._ticket(tenant, request, model, cost, policy, deadline_s)
             await self.room.enter(model, ticket, left=left)
             try:
                 yield standings
