@@ -5,8 +5,8 @@ requests above the slots, and the rate at which the broker's count says that req
 node they came from. Before the door it is tokens, in which the fair order counts (a tenant's long
 requests stand for more of its share than short ones), and the rate at which this node let go. Both
 rates are capacities only while there was more than enough to do, so only such time is measured; and
-no rate counts before as many requests as there are slots have left in it, one turn of them all:
-slots that were filled at once are freed at once, and a part of a turn says nothing.
+no rate counts before as many requests as there are slots have left in it, one turn of them all, and
+16: slots that were filled at once are freed at once, and a part of a turn says nothing.
 """
 
 import math
@@ -21,6 +21,8 @@ STALE_S: Final = 60.0
 GAP_S_MAX: Final = 0.5
 """Two readings that are further apart do not tell whether there was enough to do in between."""
 SPAN_S_MIN: Final = 0.1
+TURN_MIN: Final = 16
+"""Of fewer requests than that the rate is a guess, however few the slots."""
 RETRY_AFTER_S_MAX: Final = 60
 
 
@@ -118,7 +120,7 @@ class Forecast:
                 length_s=length_s,
                 requests=ended,
                 units=ended,
-                turn=reading.slots,
+                turn=_turn(reading),
             )
         if last.waiting:
             self._lets.note(
@@ -126,7 +128,7 @@ class Forecast:
                 length_s=length_s,
                 requests=reading.let_go - last.let_go,
                 units=reading.let_go_tokens - last.let_go_tokens,
-                turn=reading.slots,
+                turn=_turn(reading),
             )
 
     def wait_s(self, *, now_s: float, behind: int, ahead_tokens: float) -> float:
@@ -138,14 +140,18 @@ class Forecast:
         if last is None or not last.slots:
             return 0.0
         wait_s = 0.0
-        ends_per_s = self._ends.per_s(now_s=now_s, turn=last.slots)
+        ends_per_s = self._ends.per_s(now_s=now_s, turn=_turn(last))
         if ends_per_s is not None and behind > last.slots:
             since_s = max(0.0, now_s - last.now_s)  # some have ended since the count
             wait_s += max(0.0, (behind - last.slots) / ends_per_s - since_s)
-        lets_per_s = self._lets.per_s(now_s=now_s, turn=last.slots)
+        lets_per_s = self._lets.per_s(now_s=now_s, turn=_turn(last))
         if lets_per_s is not None:
             wait_s += ahead_tokens / lets_per_s
         return wait_s
+
+
+def _turn(reading: Reading) -> int:
+    return max(reading.slots, TURN_MIN)
 
 
 def retry_after_s(*, wait_s: float, allowed_s: float) -> int:
