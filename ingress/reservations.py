@@ -35,7 +35,7 @@ FRESH_S: Final = 0.25
 SETTLING_S: Final = 0.01
 SWEEP_S: Final = 1.0
 RETRY_S: Final = 0.25
-SETTLE_S: Final = 0.02
+SETTLE_S: Final = 0.002
 """How long a settlement waits for a reservation whose write it can share."""
 MARGIN_S: Final = 5.0
 """How long an entry outlives its request's deadline: the end is settled before."""

@@ -15,6 +15,7 @@ from typing import Final
 
 from headrace import journal
 from headrace.bus import BrokerAway, BrokerRefused, Bus, Message, stored
+from headrace.settle import settle, settlement_of
 from schemas import subjects
 from schemas.life import State, step
 from schemas.wire import (
@@ -84,8 +85,7 @@ class Generation:
         self.cancelled = asyncio.Event()
         self._expired = False
         self._first_s: float | None = None
-        self.ran = False
-        self.usage: Usage | None = None
+        self._ran = False
 
     @property
     def attempt(self) -> int:
@@ -182,8 +182,8 @@ class Generation:
             made=self._made,
         )
         self._running = asyncio.create_task(engine.generate(work, self._emit), name="generate")
-        self.ran = not self.cancelled.is_set()
-        if not self.ran:
+        self._ran = not self.cancelled.is_set()
+        if not self._ran:
             self._running.cancel()
 
     async def abandon(self) -> None:
@@ -382,15 +382,16 @@ class Generation:
         )
 
     async def _terminate(self, frame: Callable[[], Finished | Failed]) -> None:
-        """Store the terminal frame, with what is not acknowledged when it is sent; try until it is
-        stored or nobody waits for it any more (then Lost)."""
+        """Tell ingress what was used and store the terminal frame, with what is not acknowledged
+        when it is sent; try until it is stored or nobody waits for it any more (then Lost)."""
         self.tokens = self._seq
         while not self.lost:
             try:
                 await self._store_surplus()
                 end = frame()
+                # Told first: who hears of the end may ask again at once, and needs what comes back.
+                await settle(self._bus, settlement_of(self.envelope, end.usage, ran=self._ran))
                 await self._bus.store(self.envelope.reply, encode_frame(end))
-                self.usage = end.usage
                 return
             except (BrokerAway, BrokerRefused) as error:
                 if time.time() > self.envelope.deadline_s + PATIENCE_S:

@@ -1,5 +1,5 @@
-"""What follows the end of a request: its use is told, its answer kept. Rule: before the request is
-acknowledged, so that a worker which dies in between is followed by one that does it.
+"""Keeps the answer of a request that has ended. Rule: before the request is acknowledged, so that
+a worker which dies in between is followed by one that does it.
 
 What is kept is the log without its repeats: one claim, each piece once, the end. Pieces stay as
 they are: an event's id is the seq of its piece's last token.
@@ -10,8 +10,7 @@ from typing import Final
 
 from headrace.bus import BrokerRefused, Bus
 from headrace.kept import keep
-from headrace.settle import settle, settlement_of
-from schemas.wire import Envelope, Failed, Finished, Started, Tokens, Usage, encode_frame, span
+from schemas.wire import Envelope, Failed, Finished, Started, Tokens, encode_frame, span
 from workers.history import History, read_history
 from workers.recovery import read_log
 
@@ -20,20 +19,13 @@ log = logging.getLogger(__name__)
 FRAME_PIECES: Final = 256
 
 
-async def conclude(bus: Bus, envelope: Envelope, usage: Usage | None, *, ran: bool) -> None:
-    """Tell ingress what an ended request has used, if that is known here, and keep its answer where
-    that is asked for; `ran`: an engine had it. Raises BrokerAway."""
-    if usage is not None:
-        await settle(bus, settlement_of(envelope, usage, ran=ran))
-    if envelope.keep_answer:
-        await keep_answer(bus, envelope)
-
-
 async def keep_answer(bus: Bus, envelope: Envelope) -> None:
-    """Store the answer of a request that has ended. Raises BrokerAway.
+    """Store the answer of a request that has ended, where that is asked for. Raises BrokerAway.
 
     An answer that the broker refuses to store is not kept: trying for ever would not help.
     """
+    if not envelope.keep_answer:
+        return
     request = envelope.request
     try:
         frames = compact(read_history(await read_log(bus, envelope.reply)))

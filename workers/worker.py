@@ -11,6 +11,7 @@ import msgspec
 from headrace import registry, topology
 from headrace.bus import BrokerAway, BrokerRefused, Bus, Message
 from headrace.registry import Registry
+from headrace.settle import settle, settlement_of
 from schemas import subjects
 from schemas.life import State
 from schemas.model import ModelCard, WorkerEntry
@@ -23,7 +24,7 @@ from workers.engine import Engine, EngineDied
 from workers.generation import AlreadyStarted, Generation, Lost
 from workers.history import History
 from workers.intake import Intake
-from workers.keeping import conclude
+from workers.keeping import keep_answer
 from workers.lease import Leases
 from workers.ownership import owned, rivals
 from workers.recovery import (
@@ -223,7 +224,7 @@ class Worker:
         if not done or (doubtful and await may_be_replaced(self._bus, generation)):
             return
         with contextlib.suppress(BrokerAway):  # delivered again, it is found ended in the log
-            await conclude(self._bus, generation.envelope, generation.usage, ran=generation.ran)
+            await keep_answer(self._bus, generation.envelope)
             await self._bus.publish(generation.ack, ACK)
 
     def _engine_died(self, error: EngineDied) -> None:
@@ -273,9 +274,8 @@ class Worker:
         """Run a request that was begun before, as `_run_claimed`."""
         envelope = generation.envelope
         history = await past_of(self._bus, envelope)
-        if history.end is not None:
-            # Its worker may have died before it told ingress.
-            generation.usage, generation.ran = history.end.usage, True
+        if history.end is not None:  # of which ingress may not have heard
+            await settle(self._bus, settlement_of(envelope, history.end.usage))
             return True
         if await self._is_anothers(generation, history):
             return False
