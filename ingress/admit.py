@@ -112,7 +112,7 @@ class Ingress:
         check_able(ask, model.card)
         if not self.bus.ready:
             raise BrokerUnavailable("The queue cannot be reached.")
-        self.line.check(
+        await self.line.check(
             tenant=origin.caller.tenant,
             request=origin.request,
             model=ask.model,

@@ -67,15 +67,16 @@ class Line:
         """Let go who waits, as there is room."""
         await self.room.release_forever()
 
-    def check(
+    async def check(
         self, *, tenant: str, request: str, model: str, policy: Policy, deadline_s: float
     ) -> None:
         """Refuse who would be refused whatever its prompt is: nobody has to read it for that.
 
-        Raises what `WaitingRoom.check` does.
+        Raises what `WaitingRoom.check` and `Reservations.check` do.
         """
         least = Cost(prompt_tokens=0, output_tokens=1, choices=1)
         self.room.check(model, self._ticket(tenant, request, model, least, policy, deadline_s))
+        await self.reservations.check(tenant)
 
     @asynccontextmanager
     async def turn(

@@ -32,7 +32,8 @@ PUMPS_MAX: Final = 10_000
 SETTLES_MAX: Final = 100_000
 FRESH_S: Final = 0.25
 """How old an account may be that is shown; one that decides is never older than the last write."""
-SETTLING_S: Final = 0.01
+SETTLING_S: Final = 0.006
+"""How long another node may take to write a settlement, of which its client may know already."""
 SWEEP_S: Final = 1.0
 RETRY_S: Final = 0.25
 SETTLE_S: Final = 0.002
@@ -75,9 +76,11 @@ _Answer = asyncio.Future[tuple[Exceeded | None, Standings]]
 
 @dataclass(slots=True)
 class _Ask:
-    """A reservation that waits; `answer` holds what became of it and the standings after it."""
+    """A reservation that waits; `answer` holds what became of it and the standings after it.
 
-    request: str
+    Without a request it only asks whether anything fits."""
+
+    request: str | None
     tokens: int
     expires_s: float
     answer: _Answer
@@ -99,6 +102,7 @@ class _Pump:
     settles: list[_Settle] = field(default_factory=list)
     known: Versioned | None = None
     known_s: float = 0.0
+    known_open: int = 0
     swept_s: float = 0.0
     running: bool = False
     settling: asyncio.TimerHandle | None = None
@@ -126,6 +130,21 @@ class Reservations:
         self._open_when_away = open_when_away
         self._pumps: dict[str, _Pump] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    async def check(self, tenant: str) -> None:
+        """Refuse at once, before anybody has read its prompt, a request for which no open one of
+        its tenant makes room. Raises TooManyRequests, and nothing where in doubt."""
+        open_max = self._limits_of(tenant).concurrent_requests
+        pump = self._pumps.get(tenant)
+        if open_max is None or pump is None or pump.known_open < open_max:
+            return
+        try:
+            await asyncio.sleep(SETTLING_S)
+            exceeded, _ = await self._asked(tenant, None, 0, 0.0)
+        except (BrokerAway, BrokerRefused):
+            return
+        if exceeded is not None:
+            raise _refusal(exceeded)
 
     async def reserve(
         self, tenant: str, *, request: str, tokens: int, deadline_s: float
@@ -156,7 +175,7 @@ class Reservations:
         return standings
 
     async def _asked(
-        self, tenant: str, request: str, tokens: int, deadline_s: float
+        self, tenant: str, request: str | None, tokens: int, deadline_s: float
     ) -> tuple[Exceeded | None, Standings]:
         if not self._bus.connected:
             raise BrokerAway("not connected")
@@ -274,6 +293,7 @@ class Reservations:
                     continue
                 stored = Versioned(revision, data)
             pump.known, pump.known_s = stored, self._clock()
+            pump.known_open = len(account.open)
             for ask, outcome in zip(asks, outcomes, strict=True):
                 if not ask.answer.done():
                     ask.answer.set_result(outcome)
@@ -305,17 +325,19 @@ class Reservations:
             if ask.answer.cancelled():  # and its settlement may have come before it
                 outcomes.append((None, Standings()))
                 continue
-            exceeded = deciding.reserve(
-                account,
-                limits,
-                request=ask.request,
-                tokens=ask.tokens,
-                expires_s=ask.expires_s,
-            )
-            changed |= exceeded is None
+            exceeded = _reserved(account, limits, ask)
+            changed |= exceeded is None and ask.request is not None
             doubtful |= exceeded is not None  # another node may have given something back
             outcomes.append((exceeded, _standings(account, limits)))
         return changed, doubtful, outcomes
+
+
+def _reserved(account: Account, limits: Limits, ask: _Ask) -> Exceeded | None:
+    if ask.request is None:
+        return deciding.exceeds(account, limits, tokens=0)
+    return deciding.reserve(
+        account, limits, request=ask.request, tokens=ask.tokens, expires_s=ask.expires_s
+    )
 
 
 def _account(stored: Versioned) -> Account:

@@ -68,6 +68,7 @@ class OpenReply:
         self.tokens = 0
         self.heard_on: str | None = None  # the subject of its frames, which names its streamer
         self.lingers = False  # whether its client may come back in a moment
+        self.queued = True  # or it waits in ingress for its turn
         self.absences = 0
         self.asked_s = now_s
         self._bus = bus
@@ -101,6 +102,11 @@ class OpenReply:
         """Whether its end is neither known nor in what the log may hold unread."""
         settled = self.reply.ended or self.refusal is not None or self.left
         return not (settled or self._sending or self._log_failed or self._pending)
+
+    def now_queued(self, *, now_s: float) -> None:
+        """Note that its request, which had to wait for its turn, is in the queue."""
+        self.queued = True
+        self.asked_s = now_s
 
     @property
     def kept(self) -> bool:

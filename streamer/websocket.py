@@ -211,6 +211,7 @@ class Socket:
             deadline_s=time.time() + timeout_s,
             buffer_bytes_max=BUFFER_BYTES_MAX,
         )
+        reply.queued = False
         reply.connection = self._connection
         task = reply.writer = asyncio.create_task(self._run(name, reply, body))
         self._tasks.add(task)
@@ -222,6 +223,7 @@ class Socket:
         admitted = False
         try:
             await self._admit(reply, body)
+            reply.now_queued(now_s=time.monotonic())
             admitted = True
             last = await self._relay(name, reply)
         except Refusal as refusal:

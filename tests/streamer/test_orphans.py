@@ -30,8 +30,9 @@ def test_only_what_the_queue_has_lost_is_given_up_once_it_was_made_anew(
         await put(bus, [queued])
         replies = [
             mailbox.open(tenant="t", request=each.request, deadline_s=time.time() + 60)
-            for each in (queued, lost)
+            for each in (queued, lost, place())
         ]
+        replies[2].queued = False  # it waits for its turn
         found = Orphans(bus, mailbox)
         watching = asyncio.create_task(found.watch())
         await found.queue_remade()
@@ -40,6 +41,9 @@ def test_only_what_the_queue_has_lost_is_given_up_once_it_was_made_anew(
         assert isinstance(replies[1].refusal, BrokerUnavailable)
         assert replies[0].refusal is None
         assert replies[0].asked_s > 0  # it was looked for too
+        assert replies[2].refusal is None
+        replies[2].now_queued(now_s=time.monotonic())
+        assert replies[2].asked_s > 0
 
     with_bus(own_nats.url, test)
 
