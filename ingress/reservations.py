@@ -76,7 +76,7 @@ _Answer = asyncio.Future[tuple[Exceeded | None, Standings]]
 
 @dataclass(slots=True)
 class _Ask:
-    """A reservation that waits; `answer` holds what became of it and the standings after it.
+    """A reservation that waits; `answer` holds what became of it and the standings afterwards.
 
     Without a request it only asks whether anything fits."""
 
@@ -294,9 +294,11 @@ class Reservations:
                 stored = Versioned(revision, data)
             pump.known, pump.known_s = stored, self._clock()
             pump.known_open = len(account.open)
+            # What is left is the same for all who were decided together.
+            standings = _standings(account, self._limits_of(tenant)) if asks else Standings()
             for ask, outcome in zip(asks, outcomes, strict=True):
                 if not ask.answer.done():
-                    ask.answer.set_result(outcome)
+                    ask.answer.set_result((outcome, standings))
             return
         raise BrokerAway(f"other nodes were faster {RETRIES_MAX} times")
 
@@ -307,7 +309,7 @@ class Reservations:
         account: Account,
         asks: list[_Ask],
         settles: list[_Settle],
-    ) -> tuple[bool, bool, list[tuple[Exceeded | None, Standings]]]:
+    ) -> tuple[bool, bool, list[Exceeded | None]]:
         """Apply a batch to an account; return whether it changed, whether what other nodes wrote
         meanwhile may change the outcome, and the asks' outcomes."""
         limits, now_s = self._limits_of(tenant), self._clock()
@@ -320,15 +322,15 @@ class Reservations:
             settled = deciding.settle(account, request=settle.request, tokens=settle.tokens)
             changed |= settled
             doubtful |= not settled  # another node may have reserved it
-        outcomes: list[tuple[Exceeded | None, Standings]] = []
+        outcomes: list[Exceeded | None] = []
         for ask in asks:
             if ask.answer.cancelled():  # and its settlement may have come before it
-                outcomes.append((None, Standings()))
+                outcomes.append(None)
                 continue
             exceeded = _reserved(account, limits, ask)
             changed |= exceeded is None and ask.request is not None
             doubtful |= exceeded is not None  # another node may have given something back
-            outcomes.append((exceeded, _standings(account, limits)))
+            outcomes.append(exceeded)
         return changed, doubtful, outcomes
 
 
