@@ -113,7 +113,7 @@ class Forecast:
         if not 0 < length_s <= GAP_S_MAX or not last.slots:
             return
         # What was busy at its beginning counts, or the last one to leave would never be counted.
-        if last.behind >= last.slots:
+        if last.behind > last.slots:
             ended = reading.ended - last.ended
             self._ends.note(
                 now_s=reading.now_s,

@@ -158,7 +158,7 @@ class WaitingRoom:
         patient = allowed_s >= self.patience_s - _ROUNDING_S
         bound = f"the {self.patience_s:g} s that it may wait" if patient else "its deadline allows"
         return QueueTimeout(
-            f"The request would wait for its turn for about {wait_s:.1f} s, longer than {bound}.",
+            f"The request would wait for its turn for about {max(0.1, wait_s):.1f} s, longer than {bound}.",
             retry_after_s=retry_after_s(wait_s=wait_s, allowed_s=allowed_s),
         )
 
@@ -214,7 +214,7 @@ class WaitingRoom:
     def _busy(self) -> bool:
         """Tell whether somebody waits, here or for a slot: the count has to be a fresh one."""
         return any(
-            gate.queue.depth or 0 < self._slots_of(model) <= gate.behind
+            gate.queue.depth or 0 < self._slots_of(model) < gate.behind
             for model, gate in self._gates.items()
         )
 
