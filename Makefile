@@ -10,21 +10,24 @@ MODEL = .models/SmolLM2-135M-Instruct
 VLLM_ENVIRON = HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 \
 	VLLM_CPU_KVCACHE_SPACE=$${VLLM_CPU_KVCACHE_SPACE:-1}
 
+# Two processes share the tests; PYTEST_ARGS="-n 0" runs them in one.
+SHARED = -n 2 --dist loadgroup
+
 # $(call tool,NAME,PROGRAM,ARGUMENTS): run it, or say which check was left out.
 tool = @if [ -x $(BIN)/$(2) ]; then echo "$(2) $(3)"; $(BIN)/$(2) $(3); \
 	else echo "SKIP $(1): $(2) is not installed"; fi
 
-.PHONY: run test test-slow run-vllm test-vllm test-clients bench chaos lint format clean
+.PHONY: run test test-slow installed run-vllm test-vllm test-clients bench chaos lint format clean
 .DELETE_ON_ERROR:
 
 run: .venv/installed
 	$(BIN)/headrace up $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest -m "not vllm and not clients and not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(SHARED) -m "not vllm and not clients and not slow" $(PYTEST_ARGS)
 
 test-slow: .venv/installed
-	$(BIN)/python -m pytest -m "slow and not clients" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(SHARED) -m "slow and not clients" $(PYTEST_ARGS)
 
 lint: .venv/installed
 	$(call tool,lint,ruff,check .)
@@ -51,6 +54,8 @@ test-vllm: .venv-vllm/installed $(MODEL)/config.json
 
 test-clients: .venv-clients/installed
 	$(CLIENTS_BIN)/python -m pytest -m clients tests/clients $(PYTEST_ARGS)
+
+installed: .venv-clients/installed $(MODEL)/config.json
 
 # Virtual environments; the file in each says that its installation came to its end.
 

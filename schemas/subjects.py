@@ -150,7 +150,8 @@ def replies_to(request: str, *, tenant: str | None = None) -> str:
 
 
 def readers_of(*, tenant: str, request: str) -> str:
-    """Return the subject on which further readers of a reply say that they are there."""
+    """Return the subject on which further readers of a reply say that they are there, or answer a
+    ShownQuestion."""
     return f"readers.{escape(tenant)}.{request}"
 
 

@@ -160,7 +160,12 @@ class Mailbox:
             reply.frame(message.data)
 
         async def here(message: Message) -> None:
-            await self._bus.publish(message.reply, readers.HERE)
+            """Tell a streamer that this reader is here, or a worker how far it has seen."""
+            answer = readers.HERE
+            if message.data:
+                question = msgspec.json.decode(message.data, type=ShownQuestion)
+                answer = encode_frame(reply.shown(question.have))
+            await self._bus.publish(message.reply, answer)
 
         self._attached[reply] = [
             await self._bus.subscribe(reply.log_subject, frame),

@@ -1,4 +1,5 @@
-"""What all tests share: where HEADRACE_NO_SKIP is set, a skip is a failure."""
+"""What all tests share: where HEADRACE_NO_SKIP is set, a skip is a failure; and how they are
+divided among processes."""
 
 import os
 from collections.abc import Generator, Iterator
@@ -31,6 +32,25 @@ def pytest_make_collect_report(
         report.outcome = "failed"
         report.longrepr = f"skipped where no skip is allowed: {report.longrepr}"
     return report
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Name the group of each test: a group's tests run in one process, one after another.
+
+    A file is a group, since its servers are started once; so is half of the files that ask a
+    system in one of its two forms, whose start takes longer than most of them.
+    """
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    halves: dict[Path, int] = {}
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        mode = None if callspec is None else callspec.params.get("mode")
+        if mode is None:
+            group = item.path.stem
+        else:
+            group = f"{mode} {halves.setdefault(item.path, len(halves)) % 2}"
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")

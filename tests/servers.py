@@ -1,6 +1,8 @@
 """Real servers for tests: a nats-server, and our own processes, each on ports of its own."""
 
+import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -14,13 +16,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 START_S_MAX = 20.0
+PORTS = range(12_000, 32_000)
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that nobody listens on, outside the range that the kernel takes clients' from:
+    none of them can have it a moment later."""
+    while True:
+        port = secrets.choice(PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def wait_for(fact: Callable[[], bool], *, within_s: float, what: str) -> None:

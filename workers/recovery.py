@@ -113,21 +113,28 @@ async def recover(bus: Bus, envelope: Envelope, history: History) -> Recovery:
 
 
 async def ask_shown(bus: Bus, envelope: Envelope, *, have: int) -> Shown | None:
-    """Ask the streamer what it has shown beyond `have`; None where it does not answer."""
+    """Ask who reads a reply what was shown of it beyond `have`: the streamer that the request came
+    through, and one that it was resumed at; None where neither answers."""
     reply = ReplySubject.parse(envelope.reply)
     question = msgspec.json.encode(subjects.ShownQuestion(envelope.request, have))
+    answers = await asyncio.gather(
+        _shown_at(bus, subjects.streamer_shown(reply.streamer), question),
+        _shown_at(bus, subjects.readers_of(tenant=reply.tenant, request=reply.request), question),
+    )
+    heard = [answer for answer in answers if answer is not None]
+    if not heard:
+        log.info("%s: nobody says what was shown of it", envelope.request)
+    return max(heard, key=lambda shown: shown.next_seq, default=None)
+
+
+async def _shown_at(bus: Bus, subject: str, question: bytes) -> Shown | None:
     try:
-        answer = await bus.request(
-            subjects.streamer_shown(reply.streamer), question, timeout_s=SHOWN_TIMEOUT_S
-        )
+        answer = await bus.request(subject, question, timeout_s=SHOWN_TIMEOUT_S)
         frame = decode_frame(answer) if answer else None
-    except (BrokerAway, BadFrame) as error:
-        log.info("%s: its streamer does not say what it has shown: %s", envelope.request, error)
-        return None
-    if not isinstance(frame, Tokens):
+    except (BrokerAway, BadFrame):
         return None
     # `attempt` carries how far the client has seen: the frame is no part of any attempt.
-    return Shown(frame.attempt, frame.pieces)
+    return Shown(frame.attempt, frame.pieces) if isinstance(frame, Tokens) else None
 
 
 async def was_seen(bus: Bus, envelope: Envelope) -> bool:

@@ -62,6 +62,7 @@ def test_a_resumed_stream_is_equal_byte_for_byte_live_and_replayed(system: Syste
         (new_request_id(), 404),
         (new_request_id(now_s=time.time() - 3600), 410),
     ],
+    ids=["nonsense", "new", "old"],
 )
 def test_a_stream_that_is_not_there_is_404_and_one_too_old_is_410(
     system: System, request_id: str, status: int

@@ -87,7 +87,11 @@ def test_another_first_message_closes_with_1008(keyed: Node, first: Any) -> None
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("header", ["Bearer x", "Bearer", f"Basic {KEY}", f"Bearer {KEY}x"])
+@pytest.mark.parametrize(
+    "header",
+    ["Bearer x", "Bearer", f"Basic {KEY}", f"Bearer {KEY}x"],
+    ids=["short", "bare", "basic", "longer"],
+)
 def test_a_wrong_key_in_the_header_closes_with_1008(keyed: Node, header: str) -> None:
     async def run() -> None:
         async with talking(

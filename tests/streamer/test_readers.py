@@ -10,12 +10,22 @@ import pytest
 from headrace import topology
 from headrace.bus import Bus, BusSettings, connection
 from schemas.subjects import RequestSubject, cancel_signal, new_request_id
-from schemas.wire import Envelope, Sampling, Shape, Started, encode_envelope, encode_frame
+from schemas.wire import (
+    Envelope,
+    Piece,
+    Sampling,
+    Shape,
+    Started,
+    Tokens,
+    encode_envelope,
+    encode_frame,
+)
 from streamer.attach import attach
 from streamer.buffer import OpenReply
 from streamer.mailbox import Mailbox
 from tests.servers import NatsServer
 from tests.waiting import until
+from workers.recovery import Shown, ask_shown
 
 SHAPE = Shape("chat", "m", 5, False, 1, False)
 
@@ -39,12 +49,9 @@ class Readers:
         self.cancelled = 0
         self.first = here.open(tenant="t", request=self.request, deadline_s=4e9)
 
-    async def start(self, *, begun: bool) -> None:
-        async def note(message: Any) -> None:
-            self.cancelled += 1
-
-        await self.bus.subscribe(cancel_signal("t", self.request), note)
-        envelope = Envelope(
+    @property
+    def envelope(self) -> Envelope:
+        return Envelope(
             request=self.request,
             tenant="t",
             model="m",
@@ -54,8 +61,14 @@ class Readers:
             shape=SHAPE,
             deadline_s=4e9,
         )
+
+    async def start(self, *, begun: bool) -> None:
+        async def note(message: Any) -> None:
+            self.cancelled += 1
+
+        await self.bus.subscribe(cancel_signal("t", self.request), note)
         subject = RequestSubject("online", "m", 1, "t", self.request)
-        await self.bus.store(str(subject), encode_envelope(envelope))
+        await self.bus.store(str(subject), encode_envelope(self.envelope))
         if begun:
             frame = encode_frame(Started(0, "w", 0, SHAPE))
             await self.bus.store(self.first.log_subject, frame)
@@ -120,6 +133,25 @@ def test_the_first_readers_leaving_leaves_the_request_to_the_others(
         assert readers.cancelled == 0
         await readers.leaves(readers.there, third)
         await until(lambda: readers.cancelled == 1)
+
+    play(url, test)
+
+
+def test_a_worker_hears_what_a_reader_elsewhere_was_shown(url: str) -> None:
+    """The streamer that the request came through is gone; the log may have lost what it shows."""
+
+    async def test(readers: Readers) -> None:
+        await readers.start(begun=False)
+        log = readers.first.log_subject
+        pieces = tuple(Piece(0, f"{seq}.", (seq,)) for seq in range(5))
+        attempt = (await readers.bus.store(log, encode_frame(Started(0, "w", 0, SHAPE)))).seq
+        second = await readers.more(readers.there)
+        readers.here.close(readers.first)
+        await readers.bus.publish(log, encode_frame(Tokens(attempt, 0, pieces)))
+        await until(lambda: second.reply.next_seq == 5)
+        assert await ask_shown(readers.bus, readers.envelope, have=3) == Shown(5, pieces[3:])
+        await readers.leaves(readers.there, second)
+        assert await ask_shown(readers.bus, readers.envelope, have=3) is None
 
     play(url, test)
 
