@@ -24,6 +24,7 @@ from ingress.prediction import Predictor
 from ingress.reservations import Reservations, Standings
 from ingress.waiting import PATIENCE_S, Left, WaitingRoom
 from schemas import subjects
+from schemas.subjects import Settlement
 from schemas.tenant import Policy
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class Line:
 
     async def start(self) -> None:
         """Hear what ended requests have used, and which are wanted no more. Raises BrokerAway."""
+        await self._bus.subscribe(subjects.SETTLEMENTS, self._ended)
         await self._bus.subscribe(subjects.SETTLEMENTS, self._settled, queue="ingress")
         await self._bus.subscribe(subjects.CANCEL_SIGNALS, self._cancelled)
 
@@ -139,11 +141,14 @@ class Line:
     async def _cancelled(self, message: Message) -> None:
         self.room.withdraw(message.subject.rpartition(".")[2])
 
+    async def _ended(self, message: Message) -> None:
+        settlement = _read(message)
+        if settlement is not None:
+            self.reservations.ended(settlement.tenant, request=settlement.request)
+
     async def _settled(self, message: Message) -> None:
-        try:
-            settlement = read_settlement(message.data)
-        except msgspec.MsgspecError as error:
-            log.warning("a settlement that cannot be read: %s", error)
+        settlement = _read(message)
+        if settlement is None:
             return
         if settlement.completion_tokens:
             self._predictor.learn(
@@ -152,6 +157,14 @@ class Line:
         self.reservations.settle(
             settlement.tenant, request=settlement.request, tokens=settlement.tokens
         )
+
+
+def _read(message: Message) -> Settlement | None:
+    try:
+        return read_settlement(message.data)
+    except msgspec.MsgspecError as error:
+        log.warning("a settlement that cannot be read: %s", error)
+        return None
 
 
 def line_of(settings: LineSettings, bus: Bus, policies: Directory, workforce: Workforce) -> Line:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -32,8 +33,11 @@ PUMPS_MAX: Final = 10_000
 SETTLES_MAX: Final = 100_000
 FRESH_S: Final = 0.25
 """How old an account may be that is shown; one that decides is never older than the last write."""
-SETTLING_S: Final = 0.006
-"""How long another node may take to write a settlement, of which its client may know already."""
+SETTLING_S: Final = 0.003
+"""How long a message takes at most that was sent before a client heard of an end: with it a node
+hears that another will write the settlement."""
+SETTLED_S: Final = 0.05
+"""How long is waited for that to be written."""
 SWEEP_S: Final = 1.0
 RETRY_S: Final = 0.25
 SETTLE_S: Final = 0.002
@@ -103,6 +107,7 @@ class _Pump:
     known: Versioned | None = None
     known_s: float = 0.0
     known_open: int = 0
+    ended_s: dict[str, float] = field(default_factory=dict)  # open yet, as far as is known here
     swept_s: float = 0.0
     running: bool = False
     settling: asyncio.TimerHandle | None = None
@@ -139,12 +144,30 @@ class Reservations:
         if open_max is None or pump is None or pump.known_open < open_max:
             return
         try:
-            await asyncio.sleep(SETTLING_S)
-            exceeded, _ = await self._asked(tenant, None, 0, 0.0)
+            exceeded = await self._looked(tenant, pump)
         except (BrokerAway, BrokerRefused):
             return
         if exceeded is not None:
             raise _refusal(exceeded)
+
+    async def _looked(self, tenant: str, pump: _Pump) -> Exceeded | None:
+        """Look where nothing fits, until every end that its client may know of is settled."""
+        asked_s = time.monotonic()
+        while True:
+            await asyncio.sleep(SETTLING_S)
+            exceeded, _ = await self._asked(tenant, None, 0, 0.0)
+            _forget_old(pump.ended_s)
+            oldest_s = next(iter(pump.ended_s.values()), math.inf)
+            if exceeded is None or oldest_s > asked_s + SETTLING_S:
+                return exceeded
+
+    def ended(self, tenant: str, *, request: str) -> None:
+        """Hear that a request has ended, which some node will settle."""
+        pump = self._pumps.get(tenant)
+        if pump is None or self._limits_of(tenant).concurrent_requests is None:
+            return
+        _forget_old(pump.ended_s)
+        pump.ended_s[request] = time.monotonic()
 
     async def reserve(
         self, tenant: str, *, request: str, tokens: int, deadline_s: float
@@ -159,7 +182,7 @@ class Reservations:
             exceeded, standings = await self._asked(tenant, request, tokens, deadline_s)
             if exceeded is not None and exceeded.dimension == "concurrent":
                 # Who asks one after another is told of an end a little before we are.
-                await asyncio.sleep(SETTLING_S)
+                await self._looked(tenant, self._pump(tenant))
                 exceeded, standings = await self._asked(tenant, request, tokens, deadline_s)
         except asyncio.CancelledError:
             self.settle(tenant, request=request, tokens=None)
@@ -294,6 +317,8 @@ class Reservations:
                 stored = Versioned(revision, data)
             pump.known, pump.known_s = stored, self._clock()
             pump.known_open = len(account.open)
+            for request in [each for each in pump.ended_s if each not in account.open]:
+                del pump.ended_s[request]
             # What is left is the same for all who were decided together.
             standings = _standings(account, self._limits_of(tenant)) if asks else Standings()
             for ask, outcome in zip(asks, outcomes, strict=True):
@@ -357,6 +382,13 @@ def _standings(account: Account, limits: Limits) -> Standings:
         deciding.standing_of_requests(account, limits),
         deciding.standing_of_tokens(account, limits),
     )
+
+
+def _forget_old(ended_s: dict[str, float]) -> None:
+    """Wait no longer for settlements that nobody has written: their node may have died."""
+    before_s = time.monotonic() - SETTLED_S
+    while ended_s and (oldest := next(iter(ended_s.items())))[1] < before_s:
+        del ended_s[oldest[0]]
 
 
 def _fail(asks: list[_Ask], error: Exception) -> None:

@@ -157,8 +157,9 @@ class WaitingRoom:
         self._look.set()
         patient = allowed_s >= self.patience_s - _ROUNDING_S
         bound = f"the {self.patience_s:g} s that it may wait" if patient else "its deadline allows"
+        about_s = max(0.1, wait_s)
         return QueueTimeout(
-            f"The request would wait for its turn for about {max(0.1, wait_s):.1f} s, longer than {bound}.",
+            f"The request would wait for its turn for about {about_s:.1f} s, longer than {bound}.",
             retry_after_s=retry_after_s(wait_s=wait_s, allowed_s=allowed_s),
         )
 
