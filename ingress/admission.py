@@ -129,6 +129,11 @@ class FairQueue:
         """How many bytes their prompts take."""
         return self._bytes
 
+    @property
+    def tokens(self) -> int:
+        """How many tokens they are expected to use."""
+        return sum(of_class.tokens for of_class in self._classes.values())
+
     def full_for(self, ticket: Ticket) -> Full | None:
         """Say which bound a request would break if it were queued; None if it may be."""
         waiting = self._by_tenant.get(ticket.tenant, 0)

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from headrace.bus import BrokerAway, BrokerRefused, Bus
@@ -144,13 +145,12 @@ class WaitingRoom:
             full = gate.queue.full_for(ticket)
             if full is not None:
                 raise self._full(gate, full)
-        wait_s = gate.forecast.wait_s(
-            now_s=self._clock(),
-            behind=gate.behind,
-            ahead_tokens=0.0 if is_open else gate.queue.ahead_tokens(ticket),
-        )
+        foresee = partial(gate.forecast.wait_s, now_s=self._clock(), behind=gate.behind)
         allowed_s = ticket.give_up_s - ticket.arrived_s
-        if wait_s > allowed_s > 0:
+        if foresee(ahead_tokens=gate.queue.tokens) <= allowed_s or allowed_s <= 0:
+            return  # it could wait for all of them; else it is worth finding out for whom it must
+        wait_s = foresee(ahead_tokens=gate.queue.ahead_tokens(ticket))
+        if wait_s > allowed_s:
             raise self._foreseen(wait_s=wait_s, allowed_s=allowed_s)
 
     def _foreseen(self, *, wait_s: float, allowed_s: float) -> QueueTimeout:
