@@ -248,6 +248,7 @@ class Socket:
                 await mailbox.finish(reply)
             else:
                 mailbox.close(reply)
+            reply.release()
 
     def _stalled(self, reply: OpenReply) -> None:
         """End the socket, whose client does not read: its requests may be resumed elsewhere."""
