@@ -17,6 +17,7 @@ from headrace.settings import (
     CorsSettings,
     LineSettings,
     ListenSettings,
+    LogSettings,
     NodeSettings,
     WebSocketSettings,
     command,
@@ -43,14 +44,16 @@ from streamer.telemetry import readings as streamer_readings
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewaySettings(NodeSettings, ListenSettings, CorsSettings, LineSettings, WebSocketSettings):
+class GatewaySettings(
+    NodeSettings, ListenSettings, CorsSettings, LineSettings, LogSettings, WebSocketSettings
+):
     """A gateway's settings."""
 
 
 def run(settings: GatewaySettings) -> None:
     """Run a gateway: admit requests, and stream their replies."""
     log_to_stdout(settings.name or "gateway")
-    entrance = Entrance(settings.config, host=settings.host)
+    entrance = Entrance(settings.config, host=settings.host, log_prompts=settings.log_prompts)
     sys.exit(lifecycle.run(lambda stop: _main(settings, entrance, stop)))
 
 
@@ -80,7 +83,13 @@ async def _serve(
     threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="prompt")
     line = line_of(settings, bus, gate.directory, workforce)
     ingress = Ingress(
-        bus, gate=gate, catalogue=catalogue, workforce=workforce, line=line, threads=threads
+        bus,
+        gate=gate,
+        catalogue=catalogue,
+        workforce=workforce,
+        line=line,
+        threads=threads,
+        inspection=entrance.inspection,
     )
 
     def readiness() -> Readiness:

@@ -74,6 +74,7 @@ class Commands:
         return [
             *("--queue-order", wanted.queue_order),
             *("--limits-when-away", wanted.limits_when_away),
+            *(["--log-prompts"] if wanted.log_prompts else []),
         ]
 
     def publish_card(self) -> list[str]:

@@ -7,7 +7,6 @@ knows is an error.
 """
 
 import inspect
-import json
 import os
 import re
 import tomllib
@@ -20,6 +19,8 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 import typer
 
+from headrace.content_settings import NO_CONTENT, Content, read_content
+from headrace.json_object import EMPTY, BadSetting, JsonObject
 from headrace.sockets import PORT_MAX, is_loopback
 from headrace.tenant_settings import (
     NO_KEYS,
@@ -33,7 +34,7 @@ from headrace.tenant_settings import (
     read_tenancy,
 )
 
-__all__ = ["ApiKey", "ApiKeys"]
+__all__ = ["ApiKey", "ApiKeys", "BadSetting", "JsonObject"]
 
 CONFIG_NAME: Final = "headrace.toml"
 DATA_DIR: Final = Path(".headrace")
@@ -51,45 +52,10 @@ _KNOWN: Final[set[str]] = set()
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 
 
-class BadSetting(typer.BadParameter):
-    """A setting names nothing that exists, or has a value that cannot be used."""
-
-
 def _option(flag: str, help_: str, **more: Any) -> Any:
     name = flag.replace("-", "_")
     _KNOWN.add(name)
     return typer.Option(f"--{flag}", envvar=f"HEADRACE_{name.upper()}", help=help_, **more)
-
-
-# Values
-
-
-@dataclass(frozen=True, slots=True)
-class JsonObject:
-    """A JSON object given as an option, or as a table in headrace.toml."""
-
-    text: str = "{}"
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """The object's members."""
-        members: dict[str, Any] = json.loads(self.text)
-        return members
-
-    @staticmethod
-    def parse(raw: "str | Mapping[str, Any] | JsonObject") -> "JsonObject":
-        """Read an object. Raises BadSetting when it is none."""
-        if isinstance(raw, JsonObject):
-            return raw
-        if isinstance(raw, Mapping):
-            return JsonObject(json.dumps(raw))
-        try:
-            members = json.loads(raw)
-        except ValueError as error:
-            raise BadSetting(f"{raw!r} is no JSON: {error}") from error
-        if not isinstance(members, dict):
-            raise BadSetting(f'{raw!r} is no JSON object, such as {{"name": 1}}')
-        return JsonObject(raw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +66,7 @@ class ConfigFile:
     options: Mapping[str, Any] = field(default_factory=dict)
     keys: ApiKeys = NO_KEYS
     tenancy: Tenancy = NO_TENANCY
+    content: Content = NO_CONTENT
 
 
 NO_CONFIG: Final = ConfigFile()
@@ -126,9 +93,10 @@ def load_config(raw: "str | Path | ConfigFile") -> ConfigFile:
     try:
         tenancy = read_tenancy(document, path.parent)
         keys = ApiKeys(read_keys(document.get("keys", [])), tenancy.guarded)
+        content = read_content(document)
     except ValueError as error:
         raise BadSetting(f"{path}: {error}") from error
-    return ConfigFile(path, options, keys, tenancy)
+    return ConfigFile(path, options, keys, tenancy, content)
 
 
 def _did_you_mean(name: str) -> str:
@@ -252,6 +220,9 @@ LimitsWhenAway = Annotated[
     Literal["refuse", "admit"],
     _option("limits-when-away", "What becomes of requests while limits cannot be checked."),
 ]
+LogPrompts = Annotated[
+    bool, _option("log-prompts", "Log a line of each prompt, redacted; else none is in any log.")
+]
 Engine = Annotated[EngineKind, _option("engine", "What runs the model.")]
 Model = Annotated[str | None, _option("model", "Model to run: a name or a directory.")]
 ServedModelName = Annotated[
@@ -344,6 +315,13 @@ class LineSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LogSettings:
+    """What is logged of requests."""
+
+    log_prompts: LogPrompts = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class WebSocketSettings:
     """How WebSockets are kept alive."""
 
@@ -357,8 +335,8 @@ class EngineSettings:
     engine: Engine = EngineKind.SIM
     model: Model = None
     served_model_name: ServedModelName = None
-    engine_args: EngineArgs = JsonObject()
-    sim: Sim = JsonObject()
+    engine_args: EngineArgs = EMPTY
+    sim: Sim = EMPTY
 
 
 S = TypeVar("S")

@@ -83,6 +83,10 @@ class SetSettings(OperatorSettings):
     on_revoke: Annotated[
         str | None, _limit("on-revoke", "What a revoked key's requests do: finish or end.")
     ] = None
+    moderation: Annotated[
+        bool | None,
+        typer.Option("--moderation/--no-moderation", help="Whether the moderator looks at it."),
+    ] = None
     clear: Annotated[
         list[str] | None,
         typer.Option("--clear", metavar="TERM", help="Take a term away; may be repeated."),

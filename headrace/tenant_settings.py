@@ -17,7 +17,7 @@ import msgspec
 from headrace.sockets import is_loopback
 from schemas.tenant import Name, Tenant, Terms, Tier
 
-TABLES: Final = frozenset({"tenants", "tiers", "keys", "jwt", "mtls"})
+TABLES: Final = frozenset({"tenants", "tiers", "keys", "jwt", "mtls", "moderation", "logging"})
 """The tables of headrace.toml; everything else at its top level is an option."""
 
 T = TypeVar("T", bound=Terms)
@@ -146,11 +146,11 @@ def read_tenancy(document: Mapping[str, Any], folder: Path) -> Tenancy:
         if tenant.tier is not None and tenant.tier not in tiers:
             raise ValueError(f"tenant {tenant.name!r}: there is no tier {tenant.tier!r}")
     jwt, mtls = document.get("jwt"), document.get("mtls")
-    found = None if jwt is None else _table(jwt, "[jwt]", JwtSettings)
+    found = None if jwt is None else read_table(jwt, "[jwt]", JwtSettings)
     if found is not None and found.jwks_file is not None:
         found = msgspec.structs.replace(found, jwks_file=str(folder / found.jwks_file))
     return Tenancy(
-        tenants, tiers, found, None if mtls is None else _table(mtls, "[mtls]", MtlsSettings)
+        tenants, tiers, found, None if mtls is None else read_table(mtls, "[mtls]", MtlsSettings)
     )
 
 
@@ -185,7 +185,7 @@ def _is_sha256(text: str) -> bool:
 def _named(raw: object, what: str, kind: type[T]) -> dict[str, T]:
     found: dict[str, T] = {}
     for table in _tables(raw, what):
-        terms = _table(table, f"[[{what}]]", kind)
+        terms = read_table(table, f"[[{what}]]", kind)
         if terms.name in found:
             raise ValueError(f"{terms.name!r} stands in [[{what}]] twice")
         found[terms.name] = terms
@@ -198,7 +198,8 @@ def _tables(raw: object, what: str) -> list[Mapping[str, Any]]:
     return raw
 
 
-def _table(raw: object, where: str, kind: type[S]) -> S:
+def read_table(raw: object, where: str, kind: type[S]) -> S:
+    """Read a table of the name `where`. Raises ValueError naming what is wrong in it."""
     if not isinstance(raw, dict):
         raise ValueError(f"{where} is a table")
     known = kind.__struct_fields__

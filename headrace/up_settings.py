@@ -11,6 +11,7 @@ class UpSettings(
     settings.ListenSettings,
     settings.CorsSettings,
     settings.LineSettings,
+    settings.LogSettings,
     settings.WebSocketSettings,
 ):
     """What `headrace up` takes."""

@@ -18,6 +18,7 @@ from headrace.settings import (
     CorsSettings,
     LineSettings,
     ListenSettings,
+    LogSettings,
     NodeSettings,
     command,
 )
@@ -38,14 +39,14 @@ from schemas import subjects
 
 
 @dataclass(frozen=True, kw_only=True)
-class IngressSettings(NodeSettings, ListenSettings, CorsSettings, LineSettings):
+class IngressSettings(NodeSettings, ListenSettings, CorsSettings, LineSettings, LogSettings):
     """An ingress's settings."""
 
 
 def run(settings: IngressSettings) -> None:
     """Run an ingress: admit requests, and send their clients to a streamer."""
     log_to_stdout(settings.name or "ingress")
-    entrance = Entrance(settings.config, host=settings.host)
+    entrance = Entrance(settings.config, host=settings.host, log_prompts=settings.log_prompts)
     sys.exit(lifecycle.run(lambda stop: _main(settings, entrance, stop)))
 
 
@@ -78,7 +79,13 @@ async def _serve(
     threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="prompt")
     line = line_of(settings, bus, gate.directory, workforce)
     ingress = Ingress(
-        bus, gate=gate, catalogue=catalogue, workforce=workforce, line=line, threads=threads
+        bus,
+        gate=gate,
+        catalogue=catalogue,
+        workforce=workforce,
+        line=line,
+        threads=threads,
+        inspection=entrance.inspection,
     )
 
     def readiness() -> Readiness:

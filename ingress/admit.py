@@ -19,6 +19,7 @@ from ingress.catalogue import Catalogue, Model
 from ingress.cost import Cost, cost_of
 from ingress.dispatch import dispatch
 from ingress.envelope import Ours, envelope_of
+from ingress.inspection import Inspection
 from ingress.line import Line
 from ingress.reservations import Standings
 from ingress.waiting import Left
@@ -86,8 +87,10 @@ class Ingress:
         workforce: Workforce,
         line: Line,
         threads: Executor,
+        inspection: Inspection | None = None,
     ) -> None:
         self.bus = bus
+        self.inspection = inspection
         self.line = line
         self.workforce = workforce
         self.gate = gate
@@ -124,6 +127,8 @@ class Ingress:
         tokens = await self._tokens(model, ask, body_bytes)
         cost = _cost(model, ask, len(tokens), policy)
         state = step(state, State.COSTED)
+        if self.inspection is not None:
+            await self.inspection.look(origin.request, origin.caller.tenant, policy, ask, model)
         ours = _ours(origin, policy, response)
         echo = model.prompter.echo(ask, tokens) if isinstance(ask, CompletionRequest) else ""
         envelope = envelope_of(ours, ask, cost, tokens, card=model.card, echo=echo)
@@ -226,4 +231,5 @@ def _ours(origin: Origin, policy: Policy, response: bytes | None) -> Ours:
         keep_answer=origin.keep_answer,
         key=origin.caller.key,
         response=response,
+        moderated=policy.moderation,
     )

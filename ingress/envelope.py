@@ -21,7 +21,7 @@ Ask = ChatRequest | CompletionRequest
 
 class Ours(NamedTuple):
     """What we say of a request, whatever its body says; `deadline_s` is since the epoch, `response`
-    what a Responses object repeats of its request."""
+    what a Responses object repeats of its request, `moderated` whether its answer is looked at."""
 
     request: str
     tenant: str
@@ -31,6 +31,7 @@ class Ours(NamedTuple):
     keep_answer: bool
     key: str | None
     response: bytes | None = None
+    moderated: bool = True
 
 
 def envelope_of(
@@ -65,6 +66,7 @@ def envelope_of(
         key=ours.key,
         priority=ask.priority or 0,
         parsing=parsing_of(ask, card),
+        moderated=ours.moderated,
     )
 
 

@@ -14,6 +14,7 @@ from headrace.settings import BadSetting, ConfigFile, api_keys, guard_address
 from headrace.tenant_settings import JwtSettings
 from ingress.auth import Gate
 from ingress.certificate import Certificates
+from ingress.inspection import inspection_of
 from ingress.jwks import KeySet
 from ingress.jwt import BadKeys, Verifier, read_jwks, static_keys
 
@@ -27,8 +28,9 @@ RETRY_S: Final = 1.0
 class Entrance:
     """A node's gate. `open` it once the broker is there, and `start` its tasks."""
 
-    def __init__(self, config: ConfigFile, *, host: str) -> None:
+    def __init__(self, config: ConfigFile, *, host: str, log_prompts: bool = False) -> None:
         """Read the configuration; `host` is the address that is served. Raises BadSetting."""
+        self.inspection = inspection_of(config, log_prompts=log_prompts)
         keys = api_keys(config)
         guard_address(keys, host)
         self._config = config

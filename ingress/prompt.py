@@ -110,7 +110,11 @@ class Prompter:
         """Return what stands before the answer: the prompt's text, where it is asked for."""
         if not ask.echo:
             return ""
-        return ask.text if ask.tokens is None else str(self._tokenizer.decode(list(tokens)))
+        return ask.text if ask.tokens is None else self.decode(tokens)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of token ids, special ones left out."""
+        return str(self._tokenizer.decode(list(tokens)))
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)

@@ -1,5 +1,6 @@
 """The numbers of an ingress."""
 
+from headrace import moderation as moderators
 from headrace.telemetry import Reading
 from ingress.admit import Ingress
 
@@ -7,6 +8,10 @@ from ingress.admit import Ingress
 def readings(ingress: Ingress) -> list[Reading]:
     """Return what /metrics shows."""
     counts, line = ingress.counts, ingress.line
+    moderation = None if ingress.inspection is None else ingress.inspection.moderation
+    moderated = (
+        [] if moderation is None else moderators.readings(moderation, "input", "Requests refused")
+    )
     return [
         Reading("requests_inflight", "Requests being admitted.", lambda: counts.inflight),
         Reading("requests_received", "Requests received.", lambda: counts.received, "counter"),
@@ -20,4 +25,5 @@ def readings(ingress: Ingress) -> list[Reading]:
             "counter",
         ),
         Reading("requests_refused", "Requests refused.", lambda: counts.refused, "counter"),
+        *moderated,
     ]

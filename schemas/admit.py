@@ -11,6 +11,7 @@ import msgspec
 
 from schemas.errors import (
     BrokerUnavailable,
+    ContentPolicyViolation,
     ContextLengthExceeded,
     DeadlineExceeded,
     Draining,
@@ -19,6 +20,7 @@ from schemas.errors import (
     InvalidApiKey,
     InvalidRequest,
     ModelNotFound,
+    ModerationUnavailable,
     NoWorkers,
     OverPolicy,
     PreviousResponseNotFound,
@@ -40,6 +42,7 @@ _REFUSALS: Final[dict[str, type[Refusal]]] = {
     kind.__name__: kind
     for kind in (
         BrokerUnavailable,
+        ContentPolicyViolation,
         ContextLengthExceeded,
         DeadlineExceeded,
         Draining,
@@ -48,6 +51,7 @@ _REFUSALS: Final[dict[str, type[Refusal]]] = {
         InvalidApiKey,
         InvalidRequest,
         ModelNotFound,
+        ModerationUnavailable,
         NoWorkers,
         OverPolicy,
         PreviousResponseNotFound,

@@ -60,6 +60,12 @@ class OverPolicy(InvalidRequest):
     code = "token_limit_exceeded"
 
 
+class ContentPolicyViolation(InvalidRequest):
+    """The operator's moderator does not let the request pass."""
+
+    code = "content_policy_violation"
+
+
 class RefusedByEngine(InvalidRequest):
     """The engine says that the request cannot be served as it is."""
 
@@ -198,6 +204,15 @@ class BrokerUnavailable(Refusal):
     retryable = True
 
 
+class ModerationUnavailable(Refusal):
+    """The operator's moderator failed, and nothing passes unseen."""
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "moderation_unavailable"
+    retryable = True
+
+
 class Draining(Refusal):
     """This node is stopping; another one, or this one in a moment, takes the request."""
 
@@ -259,6 +274,7 @@ REFUSALS: dict[str, type[Refusal]] = {
         DeadlineExceeded,
         EngineError,
         InternalError,
+        ModerationUnavailable,
         NoWorkers,
         QueueFull,
         RefusedByEngine,

@@ -32,7 +32,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     ones, waiting ones too; `models` are the allowed names; `deadline_s` is the default of requests
     that name none. A tenant of weight 2 is served twice as often as one of weight 1 while both
     wait. `share_prefixes` lets its prompts share KV blocks with other tenants that allow it;
-    `on_revoke` says what becomes of the running requests of a key that is revoked.
+    `on_revoke` says what becomes of the running requests of a key that is revoked; `moderation`
+    False spares its requests and answers the moderator.
     """
 
     requests_per_minute: int | None = None
@@ -48,6 +49,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float | None = None
     share_prefixes: bool = False
     on_revoke: OnRevoke = "finish"
+    moderation: bool = True
 
     def allows(self, model: str) -> bool:
         """Tell whether a model may be asked for."""
@@ -81,6 +83,7 @@ class Terms(
     deadline_s: _Deadline | None = None
     share_prefixes: bool | None = None
     on_revoke: OnRevoke | None = None
+    moderation: bool | None = None
 
 
 class Tier(Terms, frozen=True, kw_only=True):

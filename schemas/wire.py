@@ -285,6 +285,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     key: str | None = None  # the id of the key that it was sent with
     priority: int = 0  # as vLLM's: lower is sooner
     parsing: Parsing | None = None
+    moderated: bool = True  # where the worker has a moderator
 
     @property
     def tokens(self) -> list[int]:

@@ -30,6 +30,7 @@ from workers.engine import Engine
 from workers.engine_sim import SimulatedEngine
 from workers.engines import ModelSource, make_engine, read_source
 from workers.lease import Leases
+from workers.moderated import ModeratedEngine, moderate
 from workers.orphans import Orphans
 from workers.remade import attend
 from workers.worker import Worker
@@ -51,7 +52,7 @@ def run(settings: WorkerSettings) -> None:
     if settings.publish_card:
         sys.exit(_publish_card(settings))
     source = read_source(settings)
-    engine = make_engine(settings)
+    engine = moderate(make_engine(settings), settings.config)
     sys.exit(lifecycle.run(lambda stop: _main(settings, source, engine, stop)))
 
 
@@ -160,15 +161,17 @@ def _readings(worker: Worker, engine: Engine, orphans: Orphans) -> list[Reading]
             "counter",
         ),
         Reading("tokens", "Tokens made.", lambda: worker.tokens, "counter"),
+        *(engine.readings() if isinstance(engine, ModeratedEngine) else ()),
     ]
 
 
 def _pages(engine: Engine) -> list[Route]:
-    if not isinstance(engine, SimulatedEngine):
+    simulated = engine.engine if isinstance(engine, ModeratedEngine) else engine
+    if not isinstance(simulated, SimulatedEngine):
         return []
 
     async def ledger(_: Request) -> Response:
-        return JSONResponse(engine.ledger())
+        return JSONResponse(simulated.ledger())
 
     return [Route("/sim/requests", ledger)]
 

@@ -1,14 +1,21 @@
 """What a worker asks of an engine. Rule: token ids go in, steps come out; no wire, no broker."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple, Protocol
 
 from schemas.model import ModelCard
 from schemas.wire import Parsing, Piece, Sampling, SimHook, Usage
 
 Emit = Callable[[Sequence[Piece]], Awaitable[None]]
 """Takes what one engine step made for one request, in order. It never blocks on the client."""
+
+
+@dataclass(slots=True)
+class Held:
+    """Tokens that were made and are held back: charged, where the request ends meanwhile."""
+
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +32,11 @@ class Work:
     """What earlier attempts made (of one choice): the engine goes on after it."""
     parsing: Parsing | None = None
     """What the engine's parsers must know, where what it says is to be parsed."""
+    tenant: str = ""
+    model: str = ""
+    moderated: bool = True
+    """Whether what it says is looked at, where the configuration names a moderator."""
+    held: Held = field(default_factory=Held)
 
 
 class Finish(NamedTuple):
@@ -48,6 +60,14 @@ class EngineRefused(Exception):
 
 class EngineFailed(Exception):
     """The engine failed on this request alone, for good."""
+
+    code: ClassVar[str] = "engine_error"
+
+
+class NotModerated(EngineFailed):
+    """What the engine said could not be looked at, and must not go out unseen."""
+
+    code = "moderation_unavailable"
 
 
 class EngineDied(Exception):
@@ -76,7 +96,8 @@ class Engine(Protocol):
         """Run one request to its end, calling `emit` at each step that made something for it.
 
         What `work.made` holds is neither made nor emitted again, but counts: in `max_tokens`, in
-        stop strings and characters that it began, and in the usage.
+        stop strings and characters that it began, and in the usage. Where its texts are less than
+        its tokens say, the rest is emitted with the next token.
 
         Cancelling the call aborts the request in the engine. Raises EngineRefused, EngineFailed or
         EngineDied; all that was emitted before stays valid.

@@ -32,7 +32,7 @@ from schemas.wire import (
     encode_frame,
     span,
 )
-from workers.engine import Engine, EngineFailed, EngineRefused, Finish, Work
+from workers.engine import Engine, EngineFailed, EngineRefused, Finish, Held, Work
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +72,7 @@ class Generation:
         self._worker = worker
         self._attempt = 0
         self._made: tuple[Piece, ...] = ()
+        self._held = Held()
         self._seq = 0
         self._unacked: list[Piece] = []
         self._unacked_seq = 0
@@ -174,12 +175,10 @@ class Generation:
         """Start the engine's work; what it makes waits until the request is claimed."""
         asked = self.envelope
         work = Work(
-            *(asked.request, asked.tokens, asked.sampling),
-            cache_salt=asked.cache_salt,
-            priority=asked.priority,
-            parsing=asked.parsing,
-            sim=asked.sim,
-            made=self._made,
+            *(asked.request, asked.tokens, asked.sampling, asked.cache_salt, asked.priority),
+            *(asked.sim, self._made, asked.parsing, asked.tenant, asked.model),
+            moderated=asked.moderated,
+            held=self._held,
         )
         self._running = asyncio.create_task(engine.generate(work, self._emit), name="generate")
         self._ran = not self.cancelled.is_set()
@@ -191,7 +190,7 @@ class Generation:
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait([self._running])
-            self._running = None
+            self._running, self._held = None, Held()
 
     async def run(self, engine: Engine) -> None:
         """Run a claimed request to its terminal frame. Raises EngineDied and Lost."""
@@ -213,7 +212,7 @@ class Generation:
         except EngineRefused as error:
             await self.fail("invalid_request", f"The engine refuses this request: {error}")
         except EngineFailed as error:
-            await self.fail("engine_error", str(error))
+            await self.fail(error.code, str(error))
         else:
             await self._finish(finish, started_s)
 
@@ -374,7 +373,7 @@ class Generation:
             "request_cancelled": State.CANCELLED,
         }.get(code, State.FAILED)
         self.state = step(self.state, state)
-        usage = Usage(len(self.envelope.prompt) // 4, self._seq, 0)
+        usage = Usage(len(self.envelope.prompt) // 4, self._seq + self._held.tokens, 0)
         await self._terminate(
             lambda: Failed(
                 self._attempt, self._unacked_seq, tuple(self._unacked), code, message, usage

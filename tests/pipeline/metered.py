@@ -198,17 +198,19 @@ def metered(
     models: Mapping[str, str],
     doors: int = 1,
     last: tuple[str, ...] = (),
+    more: str = "",
 ) -> Iterator[Metered]:
     """Run a system for a block: `tenants` by name with their lines of headrace.toml, `models` by
     their workers' names with their engine arguments. Split, it has three ingress. `last` are the
-    last door's own flags."""
+    last door's own flags, `more` is the rest of headrace.toml, which the workers read too."""
     config = folder / "limits.toml"
     tables = []
     for name, terms in tenants.items():
         digest = hashlib.sha256(key_of(name).encode()).hexdigest()
         tables.append(f'[[tenants]]\nname = "{name}"\n{terms}')
         tables.append(f'[[keys]]\ntenant = "{name}"\nsha256 = "{digest}"')
-    config.write_text("\n".join(tables))
+    config.write_text("\n".join([*tables, more]))
+    known = ("--config", str(config))
     with ExitStack() as cleanup:
         nats = NatsServer(folder)
         cleanup.callback(nats.stop)
@@ -225,11 +227,10 @@ def metered(
 
         engines = {
             name: running(
-                worker(name, nats.url, folder, *_served(name), "--engine-args", arguments)
+                worker(name, nats.url, folder, *known, *_served(name), "--engine-args", arguments)
             )
             for name, arguments in models.items()
         }
-        known = ("--config", str(config))
         streamers = fronts("streamer", 1) if mode == "split" else ()
         module, count = ("ingress", 3) if mode == "split" else ("gateway", doors)
         last_door = front(module, nats.url, folder, *known, *last, name=f"{module}-last")

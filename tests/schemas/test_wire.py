@@ -215,7 +215,7 @@ ENVELOPE = Envelope(
     deadline_s=1.5,
 )
 ENVELOPE_BYTES = bytes.fromhex(
-    "88"
+    "de0008"
     " a7 72657175657374 a1 72"  # request
     " a6 74656e616e74 a1 74"  # tenant
     " a5 6d6f64656c a1 6d"  # model
@@ -239,6 +239,11 @@ def test_an_envelope_from_before_keep_is_read() -> None:
     before = bytes.fromhex("96a463686174a16d05c301c2")
     assert shape in ENVELOPE_BYTES
     assert decode_envelope(ENVELOPE_BYTES.replace(shape, before)) == ENVELOPE
+
+
+def test_an_envelope_from_before_it_had_more_fields_is_read() -> None:
+    assert ENVELOPE_BYTES.startswith(b"\xde\x00\x08")
+    assert decode_envelope(b"\x88" + ENVELOPE_BYTES[3:]) == ENVELOPE
 
 
 def test_an_envelope_from_before_sampling_had_more_fields_is_read() -> None:
@@ -267,7 +272,13 @@ def test_a_whole_envelope_round_trips() -> None:
     )
     parsing = Parsing(b"[{}]", "function", "f", parallel=False, template=b"{}")
     whole = msgspec.structs.replace(
-        ENVELOPE, sim=hook, sampling=sampling, cache_salt="t", priority=3, parsing=parsing
+        ENVELOPE,
+        sim=hook,
+        sampling=sampling,
+        cache_salt="t",
+        priority=3,
+        parsing=parsing,
+        moderated=False,
     )
     assert decode_envelope(encode_envelope(whole)) == whole
 

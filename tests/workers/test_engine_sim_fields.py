@@ -1,10 +1,11 @@
 """The simulated engine honours what bounds an answer, and refuses what it cannot do."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from schemas.wire import SimHook, Structured
+from schemas.wire import Piece, SimHook, Structured
 from tests.workers.test_engine_sim import once, work
 from workers.engine import EngineRefused
 
@@ -62,3 +63,11 @@ def test_the_form_of_a_text_that_it_is_told_is_not_its_affair() -> None:
     told = SimHook(pieces=("{", "}"))
     heard, _ = once(work(structured=Structured(json_object=True), sim=told))
     assert heard.text() == "{}"
+
+
+def test_text_of_a_token_that_was_published_in_part_comes_with_the_next() -> None:
+    hook = SimHook(pieces=("one ", "two ", "three"))
+    made = (Piece(0, "one ", (1,)), Piece(0, "t", (2,)))
+    heard, finish = once(replace(work(sim=hook), made=made))
+    assert heard.text() == "wo three"
+    assert finish.usage.completion_tokens == 3

@@ -66,6 +66,7 @@ class Choice(Row):
     made: int = 0
     due_s: float = 0.0
     timer: int = 0
+    owed: str = ""  # said by earlier attempts and not published
 
 
 class Batch:
@@ -143,8 +144,9 @@ class Batch:
             vocabulary=self._vocabulary,
         )
         told = [token for piece in work.made for token in piece.tokens]
-        for k in range(len(told)):
-            speaker.say(k)  # again, to know what text it holds back
+        # Again, to know what text it holds back, and what was held back of what it said.
+        said = "".join([speaker.say(k).text for k in range(len(told))])
+        published = sum(len(piece.text) for piece in work.made)
         pace = None if script is None else script.pace
         halt_at = NEVER if script is None else script.trap_at
         self._arrivals += 1
@@ -159,6 +161,7 @@ class Batch:
             script=script,
             halt_at=halt_at if speaker.end else 0,
             pace=pace,
+            owed=said[published:],
         )
 
     def abort(self, generation: Generation) -> None:
@@ -224,6 +227,8 @@ class Batch:
             return False
         speaker = choice.speaker
         piece = speaker.say(k)
+        if choice.owed:
+            piece, choice.owed = piece._replace(text=choice.owed + piece.text), ""
         choice.made = k + 1
         choice.ids.append(piece.tokens[0])
         generation = choice.generation

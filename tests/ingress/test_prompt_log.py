@@ -1,0 +1,99 @@
+"""The line that is logged of a prompt: bounded, and without what looks like a secret."""
+
+import json
+import logging
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingress.prompt_log import DEFAULTS, PromptLog, joined, redacted
+
+MASK = "[redacted]"
+
+
+def shown(text: str, *, characters_max: int = 1000) -> str:
+    return redacted(text, DEFAULTS, characters_max=characters_max)
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "jane.doe+news@mail.example.co.uk",
+        "o'neil_1@example.com",
+        "jané@exämple.de",
+        "4111 1111 1111 1111",
+        "4111-1111-1111-1111",
+        "378282246310005",
+        "Bearer abc.def-123_~+/==",
+        "bearer  s3cr3t",
+        "sk-proj-Abc123_xyz-789",
+        "hr-Zm9vYmFyYmF6cXV4",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl",
+    ],
+)
+def test_secrets_are_replaced_whole(secret: str) -> None:
+    assert shown(f"say {secret}, please") == f"say {MASK}, please"
+
+
+@pytest.mark.parametrize("text", ["a@b", "in 2026, 12345 of 67890", "risk-free", "the task-list"])
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert shown(text) == text
+
+
+@given(st.integers(0, 60), st.integers(1, 60))
+def test_no_part_of_a_secret_stands_at_the_cut(before: int, characters_max: int) -> None:
+    secret = "sk-ABCDEFGHIJKLMNOPQRSTUVWX"
+    found = shown("x" * before + " " + secret + " yz", characters_max=characters_max)
+    assert not re.search("[A-Z]", found)
+    assert found.replace(MASK, "") in "x" * before + " " + " yz"
+    assert (MASK in found) == (before + 1 < characters_max)
+
+
+def test_overlapping_secrets_are_one() -> None:
+    patterns = (re.compile("abc"), re.compile("bcd"), re.compile("cde"))
+    assert redacted("-abcde-abc", patterns, characters_max=99) == f"-{MASK}-{MASK}"
+
+
+def test_only_the_beginning_of_texts_is_joined() -> None:
+    assert joined(["ab", "cd", "ef"], 4) == "ab\nc"
+    assert joined(["ab", "cd"], 99) == "ab\ncd"
+    assert joined([], 9) == ""
+
+
+def line(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
+    [record] = caplog.records
+    assert "\n" not in record.getMessage()
+    assert record.getMessage().isascii()
+    found: dict[str, Any] = json.loads(record.getMessage())
+    return found
+
+
+def test_a_line_is_json_with_request_tenant_and_model(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    prompts = PromptLog(redact=[re.compile("Project X")], characters_max=30)
+    texts = ["Be brief.", "Mail j@x.org about Project X\x1b[31m today"]
+    prompts.write(request="req_1", tenant="té\nnant", model="m", texts=texts)
+    assert line(caplog) == {
+        "request": "req_1",
+        "tenant": "té\nnant",
+        "model": "m",
+        "prompt": f"Be brief.\nMail {MASK} about {MASK}",
+        "characters": 49,
+        "truncated": True,
+    }
+
+
+def test_of_a_refused_prompt_nothing_is_logged_but_that(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    prompts = PromptLog(redact=[], characters_max=30)
+    prompts.refused(request="req_1", tenant="t", model="m", code="content_policy_violation")
+    assert line(caplog) == {
+        "request": "req_1",
+        "tenant": "t",
+        "model": "m",
+        "prompt": None,
+        "refused": "content_policy_violation",
+    }
