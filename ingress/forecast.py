@@ -67,7 +67,9 @@ class Drain:
 
     def forget(self) -> None:
         """Begin anew."""
-        self.__init__()  # type: ignore[misc]
+        self._spans.clear()
+        self._length_s = self._units = 0.0
+        self._requests = 0
 
     def _add(self, span: _Span, sign: int) -> None:
         if sign > 0:
