@@ -1,5 +1,6 @@
 """The handoff `inline`: the streamer is in this process, so the POST itself carries the stream."""
 
+import time
 from collections.abc import Mapping
 
 from headrace.bus import BrokerAway, BrokerRefused, Bus
@@ -24,6 +25,7 @@ class Inline:
         reply = self._mailbox.open(
             tenant=tenant, request=request, deadline_s=deadline_s, keep=keep, model=model
         )
+        reply.queued = False
         return ExpectedHere(self._mailbox, reply)
 
     async def attach(
@@ -61,6 +63,7 @@ class ExpectedHere:
 
     def answer(self, *, stream: bool, headers: Mapping[str, str], lingers: bool = False) -> Relay:
         """Return the relay of the reply to its client."""
+        self._reply.now_queued(now_s=time.monotonic())
         self._reply.lingers = lingers
         return Relay(self._mailbox, self._reply, stream=stream, headers=headers)
 

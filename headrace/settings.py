@@ -210,7 +210,7 @@ QueueOrder = Annotated[
 ]
 QueuePatienceS = Annotated[
     float,
-    _option("queue-patience-s", "Seconds that a request may wait before it is queued.", min=0.1),
+    _option("queue-patience-s", "Seconds that a request may wait for its turn.", min=0.1),
 ]
 LimitsWhenAway = Annotated[
     Literal["refuse", "admit"],

@@ -12,7 +12,8 @@ moment of lateness, so a short request overtakes a long one, but none that came 
 import heapq
 import itertools
 import math
-from collections.abc import Collection
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -30,9 +31,8 @@ FILL_MAX: Final[dict[PriorityClass, float]] = {"interactive": 1.0, "standard": 0
 LATENESS_S_PER_TOKEN: Final = 0.01
 """The time one more token takes a client's own stream, about: what `hybrid` weighs waiting with."""
 
-
-_STALE_MAX: Final = 64
-"""How many places of requests that have left a tenant's heap may hold beyond those that wait."""
+ADDED_UP_MAX: Final = 256
+"""So many of a tenant's own requests are added up for a forecast; of more, the mean is taken."""
 
 
 class Order(StrEnum):
@@ -87,12 +87,17 @@ class _Place(NamedTuple):
 
 @dataclass(slots=True)
 class _Flow:
-    """One tenant's requests in one class."""
+    """One tenant's requests in one class, in their order; `start` counts while it is listed."""
 
     places: list[_Place] = field(default_factory=list)
-    waiting: int = 0
+    tokens: int = 0
+    weight: int = 1
+    start: float = 0.0
     finish: float = 0.0
     listed: bool = False
+
+
+_NOBODY: Final = _Flow()
 
 
 @dataclass(slots=True)
@@ -103,6 +108,7 @@ class _Class:
     starts: list[tuple[float, int, str]] = field(default_factory=list)
     virtual: float = 0.0
     waiting: int = 0
+    tokens: int = 0
     owed: float = 0.0
 
 
@@ -113,7 +119,7 @@ class FairQueue:
         self._order = order
         self._bounds = bounds or Bounds()
         self._classes: dict[PriorityClass, _Class] = {name: _Class() for name in CLASSES}
-        self._tickets: dict[str, Ticket] = {}
+        self._places: dict[str, _Place] = {}
         self._by_tenant: dict[str, int] = {}
         self._give_up: list[tuple[float, str]] = []
         self._numbers = itertools.count()
@@ -122,7 +128,7 @@ class FairQueue:
     @property
     def depth(self) -> int:
         """How many requests wait."""
-        return len(self._tickets)
+        return len(self._places)
 
     @property
     def prompt_bytes(self) -> int:
@@ -130,9 +136,9 @@ class FairQueue:
         return self._bytes
 
     @property
-    def tickets(self) -> Collection[Ticket]:
+    def tickets(self) -> Iterator[Ticket]:
         """Those that wait, in the order of their arrival."""
-        return self._tickets.values()
+        return (place.ticket for place in self._places.values())
 
     @property
     def depths(self) -> dict[PriorityClass, int]:
@@ -141,7 +147,8 @@ class FairQueue:
 
     def ticket(self, request: str) -> Ticket | None:
         """Return a waiting request's ticket."""
-        return self._tickets.get(request)
+        place = self._places.get(request)
+        return None if place is None else place.ticket
 
     def ahead_of(self, ticket: Ticket) -> int:
         """Return how many go before a waiting request if nobody else comes.
@@ -152,19 +159,23 @@ class FairQueue:
         heads = {tenant: (start, number) for start, number, tenant in of_class.starts}
         tags: dict[str, tuple[float, int]] = {}
         for tenant, flow in of_class.flows.items():
-            if not flow.waiting:
+            if not flow.places:
                 continue
             tag = heads[tenant]
-            for place in sorted(flow.places):
+            for place in flow.places:
                 each = place.ticket
-                if self._tickets.get(each.request) is each:
-                    tags[each.request] = tag
-                    tag = (tag[0] + each.cost_tokens / each.weight, place.number)
+                tags[each.request] = tag
+                tag = (tag[0] + each.cost_tokens / each.weight, place.number)
         above = sum(self._classes[name].waiting for name in _above(ticket.priority_class))
         return above + sum(tag < tags[ticket.request] for tag in tags.values())
 
-    def offer(self, ticket: Ticket) -> Full | None:
-        """Queue a request, or say which bound it would break."""
+    @property
+    def tokens(self) -> int:
+        """How many tokens they are expected to use."""
+        return sum(of_class.tokens for of_class in self._classes.values())
+
+    def full_for(self, ticket: Ticket) -> Full | None:
+        """Say which bound a request would break if it were queued; None if it may be."""
         waiting = self._by_tenant.get(ticket.tenant, 0)
         if ticket.tenant_max is not None and waiting >= ticket.tenant_max:
             return Full.TENANT
@@ -174,8 +185,14 @@ class FairQueue:
             or self._bytes + ticket.prompt_bytes > self._bounds.bytes_max * fill
         ):
             return Full.QUEUE
-        self._tickets[ticket.request] = ticket
-        self._by_tenant[ticket.tenant] = waiting + 1
+        return None
+
+    def offer(self, ticket: Ticket) -> Full | None:
+        """Queue a request, or say which bound it would break."""
+        full = self.full_for(ticket)
+        if full is not None:
+            return full
+        self._by_tenant[ticket.tenant] = self._by_tenant.get(ticket.tenant, 0) + 1
         self._bytes += ticket.prompt_bytes
         heapq.heappush(self._give_up, (ticket.give_up_s, ticket.request))
         self._enqueue(ticket)
@@ -187,17 +204,17 @@ class FairQueue:
         if name is None:
             return None
         in_turn = all(not self._classes[above].waiting for above in _above(name))
-        ticket = _take(self._classes[name], self._tickets)
+        ticket = _take(self._classes[name])
         self._settle_debts(name, ticket, in_turn=in_turn)
         self._forget(ticket)
         return ticket
 
     def withdraw(self, request: str) -> bool:
         """Take a request out whose client has left; return whether it waited."""
-        ticket = self._tickets.get(request)
-        if ticket is None:
+        place = self._places.get(request)
+        if place is None:
             return False
-        self._remove(ticket)
+        self._remove(place)
         return True
 
     def expire(self, *, now_s: float) -> list[Ticket]:
@@ -205,23 +222,63 @@ class FairQueue:
         expired = []
         while self._give_up and self._give_up[0][0] <= now_s:
             _, request = heapq.heappop(self._give_up)
-            ticket = self._tickets.get(request)
-            if ticket is not None:
-                self._remove(ticket)
-                expired.append(ticket)
+            place = self._places.get(request)
+            if place is not None:
+                self._remove(place)
+                expired.append(place.ticket)
         return expired
+
+    def ahead_tokens(self, ticket: Ticket) -> float:
+        """Return what would be served before a request if it were queued now: at least so much.
+
+        Of its own tenant what goes before it, of others of its class what their weights give them
+        until then, of the classes above all, or as much as its class is owed a share of; and what
+        those below are owed. Who comes later, and goes before it all the same, is not in it.
+        """
+        name = ticket.priority_class
+        of_class = self._classes[name]
+        inside = self._ahead_inside(of_class, ticket)
+        ahead = inside + sum(self._classes[above].tokens for above in _above(name))
+        if share := SHARE_OWED[name]:
+            ahead = min(ahead, inside + (inside + max(0.0, -of_class.owed)) / share)
+        below = CLASSES[CLASSES.index(name) + 1 :]
+        return ahead + sum(min(self._classes[n].tokens, SHARE_OWED[n] * ahead) for n in below)
+
+    def _ahead_inside(self, of_class: _Class, ticket: Ticket) -> float:
+        flow = of_class.flows.get(ticket.tenant, _NOBODY)
+        own = self._ahead_of_own(flow, ticket)
+        start = flow.start if flow.listed else max(of_class.virtual, flow.finish)
+        start += own / ticket.weight
+        finish = start + ticket.cost_tokens / ticket.weight
+        others = [of_class.flows[tenant] for at, _, tenant in of_class.starts if at <= start]
+        return own + sum(
+            min(other.tokens, (finish - other.start) * other.weight)
+            for other in others
+            if other is not flow
+        )
+
+    def _ahead_of_own(self, flow: _Flow, ticket: Ticket) -> float:
+        before = bisect_right(flow.places, self._key(ticket), key=lambda place: place.key)
+        if before == len(flow.places):
+            return flow.tokens
+        if before <= ADDED_UP_MAX:
+            return sum(place.ticket.cost_tokens for place in flow.places[:before])
+        return flow.tokens * before / len(flow.places)
 
     def _enqueue(self, ticket: Ticket) -> None:
         of_class = self._classes[ticket.priority_class]
         flow = of_class.flows.setdefault(ticket.tenant, _Flow())
-        number = next(self._numbers)
-        heapq.heappush(flow.places, _Place(self._key(ticket), number, ticket))
-        flow.waiting += 1
+        place = _Place(self._key(ticket), next(self._numbers), ticket)
+        self._places[ticket.request] = place
+        insort(flow.places, place)
+        flow.weight = ticket.weight
+        flow.tokens += ticket.cost_tokens
+        of_class.tokens += ticket.cost_tokens
         of_class.waiting += 1
         if not flow.listed:
             flow.listed = True
-            start = max(of_class.virtual, flow.finish)
-            heapq.heappush(of_class.starts, (start, number, ticket.tenant))
+            flow.start = max(of_class.virtual, flow.finish)
+            heapq.heappush(of_class.starts, (flow.start, place.number, ticket.tenant))
 
     def _key(self, ticket: Ticket) -> float:
         match self._order:
@@ -245,18 +302,16 @@ class FairQueue:
         of_class = self._classes[served]
         of_class.owed = 0.0 if in_turn else of_class.owed - ticket.cost_tokens
 
-    def _remove(self, ticket: Ticket) -> None:
+    def _remove(self, place: _Place) -> None:
+        ticket = place.ticket
         of_class = self._classes[ticket.priority_class]
         flow = of_class.flows[ticket.tenant]
-        flow.waiting -= 1
-        of_class.waiting -= 1
+        del flow.places[bisect_left(flow.places, place)]
+        _count_out(of_class, flow, ticket)
         self._forget(ticket)
-        if len(flow.places) > 2 * flow.waiting + _STALE_MAX:
-            flow.places = [p for p in flow.places if p.ticket.request in self._tickets]
-            heapq.heapify(flow.places)
 
     def _forget(self, ticket: Ticket) -> None:
-        del self._tickets[ticket.request]
+        del self._places[ticket.request]
         self._bytes -= ticket.prompt_bytes
         left = self._by_tenant[ticket.tenant] - 1
         if left:
@@ -272,25 +327,29 @@ def _above(name: PriorityClass) -> tuple[PriorityClass, ...]:
     return CLASSES[: CLASSES.index(name)]
 
 
-def _take(of_class: _Class, waiting: dict[str, Ticket]) -> Ticket:
+def _count_out(of_class: _Class, flow: _Flow, ticket: Ticket) -> None:
+    flow.tokens -= ticket.cost_tokens
+    of_class.tokens -= ticket.cost_tokens
+    of_class.waiting -= 1
+
+
+def _take(of_class: _Class) -> Ticket:
     """Take the next request of a class in which one waits."""
     while True:
         start, _, tenant = heapq.heappop(of_class.starts)
         flow = of_class.flows[tenant]
         flow.listed = False
-        if not flow.waiting:  # all of them were withdrawn
+        if not flow.places:  # all of them were withdrawn
             continue
-        place = heapq.heappop(flow.places)
-        while waiting.get(place.ticket.request) is not place.ticket:
-            place = heapq.heappop(flow.places)
+        place = flow.places.pop(0)
         ticket = place.ticket
         of_class.virtual = max(of_class.virtual, start)
         flow.finish = start + ticket.cost_tokens / ticket.weight
-        flow.waiting -= 1
-        of_class.waiting -= 1
-        if flow.waiting:
+        _count_out(of_class, flow, ticket)
+        if flow.places:
             flow.listed = True
-            heapq.heappush(of_class.starts, (flow.finish, place.number, tenant))
+            flow.start = flow.finish
+            heapq.heappush(of_class.starts, (flow.start, place.number, tenant))
         return ticket
 
 

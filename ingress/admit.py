@@ -4,8 +4,9 @@ It composes the stations in their order; each step is one of the request's state
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -115,6 +116,14 @@ class Ingress:
         check_able(ask, model.card)
         if not self.bus.ready:
             raise BrokerUnavailable("The queue cannot be reached.")
+        with self._staffed(ask.model):
+            await self.line.check(
+                tenant=origin.caller.tenant,
+                request=origin.request,
+                model=ask.model,
+                policy=policy,
+                deadline_s=origin.deadline_s,
+            )
         tokens = await self._tokens(model, ask, body_bytes)
         cost = _cost(model, ask, len(tokens), policy)
         state = step(state, State.COSTED)
@@ -132,17 +141,23 @@ class Ingress:
             key=origin.caller.key,
             left=origin.left,
         )
-        try:
+        with self._staffed(ask.model):
             async with turn as standings:
                 state = step(state, State.RESERVED)
                 state = step(state, State.QUEUED)
                 await dispatch(self.bus, subject, envelope)
-        except (QueueFull, QueueTimeout, DeadlineExceeded) as refusal:
-            if self.workforce.serves(ask.model):
-                raise
-            raise no_workers(ask.model) from refusal
         step(state, State.PUBLISHED)
         return Admitted(standings, envelope)
+
+    @contextmanager
+    def _staffed(self, model: str) -> Iterator[None]:
+        """Raise NoWorkers for what would end otherwise, if a worker served the model."""
+        try:
+            yield
+        except (QueueFull, QueueTimeout, DeadlineExceeded) as refusal:
+            if self.workforce.serves(model):
+                raise
+            raise no_workers(model) from refusal
 
     async def _tokens(self, model: Model, ask: Ask, body_bytes: int) -> list[int]:
         """Render and tokenise, in a thread where that takes long: the others must not wait.

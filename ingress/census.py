@@ -58,6 +58,15 @@ class Hall(NamedTuple):
     left: Passed
 
 
+class Found(NamedTuple):
+    """A request that waits, why, and about how many go before it."""
+
+    model: str
+    ticket: Ticket
+    mark: Mark
+    ahead: int
+
+
 @dataclass(slots=True)
 class _Cell:
     """A count while it is made; `first_s` is when the oldest came."""

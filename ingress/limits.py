@@ -112,7 +112,7 @@ def reserve(
     """
     if request in account.open:
         return None
-    if (exceeded := _exceeded(account, limits, tokens)) is not None:
+    if (exceeded := exceeds(account, limits, tokens=tokens)) is not None:
         return exceeded
     if limits.requests_per_minute is not None:
         account.requests_used += 1
@@ -156,7 +156,8 @@ def _standing(used: float, per_minute: int | None, capacity: int) -> Standing | 
     return Standing(per_minute, max(0, int(capacity - used + 1e-9)), reset_s)
 
 
-def _exceeded(account: Account, limits: Limits, tokens: int) -> Exceeded | None:
+def exceeds(account: Account, limits: Limits, *, tokens: int) -> Exceeded | None:
+    """Say where one more request of so many tokens does not fit; None if it does."""
     if limits.concurrent_requests is not None and len(account.open) >= limits.concurrent_requests:
         return Exceeded("concurrent", 1.0 if limits.concurrent_requests else None)
     if (per_minute := limits.requests_per_minute) is not None:

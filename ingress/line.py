@@ -25,8 +25,8 @@ from ingress.prediction import Predictor
 from ingress.reservations import Reservations, Standings
 from ingress.waiting import PATIENCE_S, Left, WaitingRoom
 from schemas import subjects
-from schemas.subjects import RequestSubject
-from schemas.tenant import Policy
+from schemas.subjects import RequestSubject, Settlement
+from schemas.tenant import Policy, lane_of
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +65,7 @@ class Line:
     async def start(self) -> None:
         """Hear what ended requests have used, which are wanted no more, and who asks what waits.
         Raises BrokerAway."""
+        await self._bus.subscribe(subjects.SETTLEMENTS, self._ended)
         await self._bus.subscribe(subjects.SETTLEMENTS, self._settled, queue="ingress")
         await self._bus.subscribe(subjects.CANCEL_SIGNALS, self._cancelled)
         await self._inquiry.start()
@@ -72,6 +73,19 @@ class Line:
     async def release_forever(self) -> None:
         """Let go who waits, as there is room."""
         await self.room.release_forever()
+
+    async def check(
+        self, *, tenant: str, request: str, model: str, policy: Policy, deadline_s: float
+    ) -> None:
+        """Refuse who would be refused whatever its prompt is: nobody has to read it for that.
+
+        Raises what `WaitingRoom.check` and `Reservations.check` do.
+        """
+        least = Cost(prompt_tokens=0, output_tokens=1, choices=1)
+        lane = lane_of(policy.priority_class)
+        subject = RequestSubject(lane, model, 0, tenant, request)  # as far as that matters here
+        self.room.check(model, self._ticket(subject, least, policy, deadline_s, None))
+        await self.reservations.check(tenant)
 
     @asynccontextmanager
     async def turn(
@@ -90,13 +104,14 @@ class Line:
         Where the block fails, all is given back. Raises what `Reservations.reserve` and
         `WaitingRoom.enter` raise.
         """
-        tenant, request = subject.tenant, subject.request
+        tenant, request, model = subject.tenant, subject.request, subject.model
+        ticket = self._ticket(subject, cost, policy, deadline_s, key)
+        self.room.check(model, ticket)
         standings = await self.reservations.reserve(
             tenant, request=request, tokens=cost.total_tokens, deadline_s=deadline_s
         )
         try:
-            ticket = self._ticket(subject, cost, policy, deadline_s, key)
-            await self.room.enter(subject.model, ticket, left=left)
+            await self.room.enter(model, ticket, left=left)
             try:
                 yield standings
             finally:
@@ -140,11 +155,14 @@ class Line:
         except ValueError as error:
             log.warning("a cancel that names no request: %s", error)
 
+    async def _ended(self, message: Message) -> None:
+        settlement = _read(message)
+        if settlement is not None:
+            self.reservations.ended(settlement.tenant, request=settlement.request)
+
     async def _settled(self, message: Message) -> None:
-        try:
-            settlement = read_settlement(message.data)
-        except msgspec.MsgspecError as error:
-            log.warning("a settlement that cannot be read: %s", error)
+        settlement = _read(message)
+        if settlement is None:
             return
         if settlement.completion_tokens:
             self._predictor.learn(
@@ -153,6 +171,14 @@ class Line:
         self.reservations.settle(
             settlement.tenant, request=settlement.request, tokens=settlement.tokens
         )
+
+
+def _read(message: Message) -> Settlement | None:
+    try:
+        return read_settlement(message.data)
+    except msgspec.MsgspecError as error:
+        log.warning("a settlement that cannot be read: %s", error)
+        return None
 
 
 def line_of(

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -32,7 +33,11 @@ PUMPS_MAX: Final = 10_000
 SETTLES_MAX: Final = 100_000
 FRESH_S: Final = 0.25
 """How old an account may be that is shown; one that decides is never older than the last write."""
-SETTLING_S: Final = 0.01
+SETTLING_S: Final = 0.003
+"""How long a message takes at most that was sent before a client heard of an end: with it a node
+hears that another will write the settlement."""
+SETTLED_S: Final = 0.05
+"""How long is waited for that to be written."""
 SWEEP_S: Final = 1.0
 RETRY_S: Final = 0.25
 SETTLE_S: Final = 0.002
@@ -75,9 +80,11 @@ _Answer = asyncio.Future[tuple[Exceeded | None, Standings]]
 
 @dataclass(slots=True)
 class _Ask:
-    """A reservation that waits; `answer` holds what became of it and the standings after it."""
+    """A reservation that waits; `answer` holds what became of it and the standings afterwards.
 
-    request: str
+    Without a request it only asks whether anything fits."""
+
+    request: str | None
     tokens: int
     expires_s: float
     answer: _Answer
@@ -99,6 +106,8 @@ class _Pump:
     settles: list[_Settle] = field(default_factory=list)
     known: Versioned | None = None
     known_s: float = 0.0
+    known_open: int = 0
+    ended_s: dict[str, float] = field(default_factory=dict)  # open yet, as far as is known here
     swept_s: float = 0.0
     running: bool = False
     settling: asyncio.TimerHandle | None = None
@@ -127,6 +136,39 @@ class Reservations:
         self._pumps: dict[str, _Pump] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
+    async def check(self, tenant: str) -> None:
+        """Refuse at once, before anybody has read its prompt, a request for which no open one of
+        its tenant makes room. Raises TooManyRequests, and nothing where in doubt."""
+        open_max = self._limits_of(tenant).concurrent_requests
+        pump = self._pumps.get(tenant)
+        if open_max is None or pump is None or pump.known_open < open_max:
+            return
+        try:
+            exceeded = await self._looked(tenant, pump)
+        except (BrokerAway, BrokerRefused):
+            return
+        if exceeded is not None:
+            raise _refusal(exceeded)
+
+    async def _looked(self, tenant: str, pump: _Pump) -> Exceeded | None:
+        """Look where nothing fits, until every end that its client may know of is settled."""
+        asked_s = time.monotonic()
+        while True:
+            await asyncio.sleep(SETTLING_S)
+            exceeded, _ = await self._asked(tenant, None, 0, 0.0)
+            _forget_old(pump.ended_s)
+            oldest_s = next(iter(pump.ended_s.values()), math.inf)
+            if exceeded is None or oldest_s > asked_s + SETTLING_S:
+                return exceeded
+
+    def ended(self, tenant: str, *, request: str) -> None:
+        """Hear that a request has ended, which some node will settle."""
+        pump = self._pumps.get(tenant)
+        if pump is None or self._limits_of(tenant).concurrent_requests is None:
+            return
+        _forget_old(pump.ended_s)
+        pump.ended_s[request] = time.monotonic()
+
     async def reserve(
         self, tenant: str, *, request: str, tokens: int, deadline_s: float
     ) -> Standings:
@@ -140,7 +182,7 @@ class Reservations:
             exceeded, standings = await self._asked(tenant, request, tokens, deadline_s)
             if exceeded is not None and exceeded.dimension == "concurrent":
                 # Who asks one after another is told of an end a little before we are.
-                await asyncio.sleep(SETTLING_S)
+                await self._looked(tenant, self._pump(tenant))
                 exceeded, standings = await self._asked(tenant, request, tokens, deadline_s)
         except asyncio.CancelledError:
             self.settle(tenant, request=request, tokens=None)
@@ -156,7 +198,7 @@ class Reservations:
         return standings
 
     async def _asked(
-        self, tenant: str, request: str, tokens: int, deadline_s: float
+        self, tenant: str, request: str | None, tokens: int, deadline_s: float
     ) -> tuple[Exceeded | None, Standings]:
         if not self._bus.connected:
             raise BrokerAway("not connected")
@@ -274,9 +316,14 @@ class Reservations:
                     continue
                 stored = Versioned(revision, data)
             pump.known, pump.known_s = stored, self._clock()
+            pump.known_open = len(account.open)
+            for request in [each for each in pump.ended_s if each not in account.open]:
+                del pump.ended_s[request]
+            # What is left is the same for all who were decided together.
+            standings = _standings(account, self._limits_of(tenant)) if asks else Standings()
             for ask, outcome in zip(asks, outcomes, strict=True):
                 if not ask.answer.done():
-                    ask.answer.set_result(outcome)
+                    ask.answer.set_result((outcome, standings))
             return
         raise BrokerAway(f"other nodes were faster {RETRIES_MAX} times")
 
@@ -287,7 +334,7 @@ class Reservations:
         account: Account,
         asks: list[_Ask],
         settles: list[_Settle],
-    ) -> tuple[bool, bool, list[tuple[Exceeded | None, Standings]]]:
+    ) -> tuple[bool, bool, list[Exceeded | None]]:
         """Apply a batch to an account; return whether it changed, whether what other nodes wrote
         meanwhile may change the outcome, and the asks' outcomes."""
         limits, now_s = self._limits_of(tenant), self._clock()
@@ -300,22 +347,24 @@ class Reservations:
             settled = deciding.settle(account, request=settle.request, tokens=settle.tokens)
             changed |= settled
             doubtful |= not settled  # another node may have reserved it
-        outcomes: list[tuple[Exceeded | None, Standings]] = []
+        outcomes: list[Exceeded | None] = []
         for ask in asks:
             if ask.answer.cancelled():  # and its settlement may have come before it
-                outcomes.append((None, Standings()))
+                outcomes.append(None)
                 continue
-            exceeded = deciding.reserve(
-                account,
-                limits,
-                request=ask.request,
-                tokens=ask.tokens,
-                expires_s=ask.expires_s,
-            )
-            changed |= exceeded is None
+            exceeded = _reserved(account, limits, ask)
+            changed |= exceeded is None and ask.request is not None
             doubtful |= exceeded is not None  # another node may have given something back
-            outcomes.append((exceeded, _standings(account, limits)))
+            outcomes.append(exceeded)
         return changed, doubtful, outcomes
+
+
+def _reserved(account: Account, limits: Limits, ask: _Ask) -> Exceeded | None:
+    if ask.request is None:
+        return deciding.exceeds(account, limits, tokens=0)
+    return deciding.reserve(
+        account, limits, request=ask.request, tokens=ask.tokens, expires_s=ask.expires_s
+    )
 
 
 def _account(stored: Versioned) -> Account:
@@ -333,6 +382,13 @@ def _standings(account: Account, limits: Limits) -> Standings:
         deciding.standing_of_requests(account, limits),
         deciding.standing_of_tokens(account, limits),
     )
+
+
+def _forget_old(ended_s: dict[str, float]) -> None:
+    """Wait no longer for settlements that nobody has written: their node may have died."""
+    before_s = time.monotonic() - SETTLED_S
+    while ended_s and (oldest := next(iter(ended_s.items())))[1] < before_s:
+        del ended_s[oldest[0]]
 
 
 def _fail(asks: list[_Ask], error: Exception) -> None:

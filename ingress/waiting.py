@@ -7,8 +7,10 @@ queue and are let go as the broker's count falls. The count is the broker's own,
 near the watermark; what this node let go since is added. Other nodes' requests show with the next
 reading, so the watermark holds but for what they let go in between.
 
-Each lane of a model has a gate of its own: requests of lane `batch`, which workers take last, must
-not fill the place of others. A quarter of the watermark is theirs.
+Each lane of a model has a gate: what stands in `batch` must not take the place of others.
+
+Who would wait for longer than its patience or deadline, by what was measured (`forecast`), is
+refused when it comes. The patience is for the whole wait, until a slot is free.
 """
 
 import asyncio
@@ -16,12 +18,14 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Final
 
 from headrace.bus import BrokerAway, BrokerRefused, Bus
 from headrace.workforce import no_workers
 from ingress.admission import CLASSES, Bounds, DrainRate, FairQueue, Full, Order, Ticket
-from ingress.census import Hall, Pace
+from ingress.census import Found, Hall, Pace
+from ingress.forecast import Forecast, Reading, retry_after_s
 from schemas import subjects
 from schemas.errors import (
     BrokerUnavailable,
@@ -62,9 +66,11 @@ class _Gate:
     rate: DrainRate = field(default_factory=DrainRate)
     arrived: Pace = field(default_factory=Pace)
     left: Pace = field(default_factory=Pace)
+    forecast: Forecast = field(default_factory=Forecast)
     waiting: dict[str, Turn] = field(default_factory=dict)
     counted: int = 0
     let_go: int = 0
+    let_go_tokens: int = 0
     landed: int = 0
     landed_before_count: int = 0
 
@@ -78,14 +84,10 @@ class _Gate:
         """Whether there is nothing to be read or released."""
         return not self.queue.depth and not self.behind
 
-
-class Found(NamedTuple):
-    """A request that waits, why, and about how many go before it."""
-
-    model: str
-    ticket: Ticket
-    mark: Mark
-    ahead: int
+    def pass_on(self, ticket: Ticket) -> None:
+        """Count a request that goes on to REQUESTS."""
+        self.let_go += 1
+        self.let_go_tokens += ticket.cost_tokens
 
 
 class WaitingRoom:
@@ -151,18 +153,45 @@ class WaitingRoom:
         Raises TooManyRequests for the tenant's own bound, QueueFull, QueueTimeout, NoWorkers,
         DeadlineExceeded, Draining, BrokerUnavailable, and RequestCancelled when its client left.
         """
-        lane = ticket.lane
-        gate = self._gates.get((model, lane))
-        if gate is None:
-            queue = FairQueue(order=self._order, bounds=self._bounds)
-            gate = self._gates[model, lane] = _Gate(queue)
-        watermark = self._watermark(model, lane)
-        if not gate.queue.depth and gate.behind < watermark:
-            gate.let_go += 1
-            if gate.behind * 2 > watermark:
+        self.check(model, ticket)
+        gate = self._gate(model, ticket.lane)
+        if self._open(model, ticket.lane, gate):
+            gate.pass_on(ticket)
+            if gate.behind * 2 > self._watermark(model, ticket.lane):
                 self._look.set()
             return
-        await self._wait(model, gate, ticket, left)
+        await self._wait(gate, ticket, left)
+
+    def check(self, model: str, ticket: Ticket) -> None:
+        """Refuse at once who would be refused by `enter`, as far as can be told now.
+
+        Raises Draining, TooManyRequests, QueueFull and QueueTimeout.
+        """
+        gate = self._gate(model, ticket.lane)
+        is_open = self._open(model, ticket.lane, gate)
+        if not is_open:
+            if self._draining:
+                raise Draining("This node is stopping.")
+            full = gate.queue.full_for(ticket)
+            if full is not None:
+                raise self._full(gate, full)
+        foresee = partial(gate.forecast.wait_s, now_s=self._clock(), behind=gate.behind)
+        allowed_s = ticket.give_up_s - ticket.arrived_s
+        if foresee(ahead_tokens=gate.queue.tokens) <= allowed_s or allowed_s <= 0:
+            return  # it could wait for all of them; else it is worth finding out for whom it must
+        wait_s = foresee(ahead_tokens=gate.queue.ahead_tokens(ticket))
+        if wait_s > allowed_s:
+            raise self._foreseen(wait_s=wait_s, allowed_s=allowed_s)
+
+    def _foreseen(self, *, wait_s: float, allowed_s: float) -> QueueTimeout:
+        self._look.set()
+        patient = allowed_s >= self.patience_s - _ROUNDING_S
+        bound = f"the {self.patience_s:g} s that it may wait" if patient else "its deadline allows"
+        about_s = max(0.1, wait_s)
+        return QueueTimeout(
+            f"The request would wait for its turn for about {about_s:.1f} s, longer than {bound}.",
+            retry_after_s=retry_after_s(wait_s=wait_s, allowed_s=allowed_s),
+        )
 
     def landed(self, model: str, lane: Lane = "online") -> None:
         """Note that a request let go is in REQUESTS, or will never be."""
@@ -214,8 +243,8 @@ class WaitingRoom:
         return taken
 
     def _mark(self, model: str, lane: Lane, gate: _Gate) -> Mark:
-        watermark = self._watermark(model, lane)
-        return Mark(slots=self._slots_of(model), watermark=watermark, queued=gate.behind)
+        bound = self._watermark(model, lane)
+        return Mark(slots=self._slots_of(model), watermark=bound, queued=gate.behind)
 
     def drain(self) -> None:
         """Let nobody wait any more: the node stops."""
@@ -236,7 +265,7 @@ class WaitingRoom:
                     self._expire(model, gate)
             took_s = loop.time() - started_s
             await asyncio.sleep(max(READ_S, took_s * READ_SHARE))
-            if self.depth:
+            if self._busy():
                 continue
             self._look.clear()
             try:
@@ -245,9 +274,25 @@ class WaitingRoom:
             except TimeoutError:
                 continue
 
-    async def _wait(self, model: str, gate: _Gate, ticket: Ticket, left: Left | None) -> None:
-        if self._draining:
-            raise Draining("This node is stopping.")
+    def _gate(self, model: str, lane: Lane) -> _Gate:
+        gate = self._gates.get((model, lane))
+        if gate is None:
+            queue = FairQueue(order=self._order, bounds=self._bounds)
+            gate = self._gates[model, lane] = _Gate(queue)
+        return gate
+
+    def _open(self, model: str, lane: Lane, gate: _Gate) -> bool:
+        """Tell whether requests pass straight on."""
+        return not gate.queue.depth and gate.behind < self._watermark(model, lane)
+
+    def _busy(self) -> bool:
+        """Tell whether somebody waits, here or for a slot: the count has to be a fresh one."""
+        return any(
+            gate.queue.depth or 0 < self._slots_of(model) < gate.behind
+            for (model, _), gate in self._gates.items()
+        )
+
+    async def _wait(self, gate: _Gate, ticket: Ticket, left: Left | None) -> None:
         full = gate.queue.offer(ticket)
         if full is not None:
             raise self._full(gate, full)
@@ -278,14 +323,13 @@ class WaitingRoom:
 
     def _watermark(self, model: str, lane: Lane) -> int:
         slots = self._slots_of(model)
-        if not slots:
-            return self._watermark_idle
-        return 2 * slots if lane == "online" else max(1, slots // 2)
+        bound = 2 * slots if lane == "online" else (slots + 1) // 2
+        return bound or self._watermark_idle
 
     async def _count(self, model: str, lane: Lane, gate: _Gate) -> None:
         landed = gate.landed
-        found = subjects.requests_of(model=model, lane=lane)
-        query = {"subjects_filter": found, "offset": _NO_SUBJECTS}
+        those = subjects.requests_of(model=model, lane=lane)
+        query = {"subjects_filter": those, "offset": _NO_SUBJECTS}
         try:
             info = await self._bus.api(f"STREAM.INFO.{subjects.REQUESTS}", query)
         except (BrokerAway, BrokerRefused) as error:
@@ -293,6 +337,18 @@ class WaitingRoom:
             return
         gate.counted = info.get("total", 0)
         gate.landed_before_count = landed
+        state = info["state"]
+        gate.forecast.read(
+            Reading(
+                now_s=self._clock(),
+                slots=self._slots_of(model),
+                behind=gate.behind,
+                ended=state["last_seq"] - state["messages"],
+                waiting=gate.queue.depth,
+                let_go=gate.let_go,
+                let_go_tokens=gate.let_go_tokens,
+            )
+        )
 
     def _release(self, watermark: int, gate: _Gate) -> None:
         now_s = self._clock()
@@ -304,7 +360,7 @@ class WaitingRoom:
             if turn.done():
                 continue
             turn.set_result(None)
-            gate.let_go += 1
+            gate.pass_on(ticket)
             gate.rate.left(now_s=now_s)
 
     def _expire(self, model: str, gate: _Gate) -> None:

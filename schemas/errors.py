@@ -187,7 +187,7 @@ class QueueFull(Refusal):
 
 
 class QueueTimeout(Refusal):
-    """The queue did not take the request within its bound."""
+    """The queue does not take the request within its bound."""
 
     status = 429
     type = "rate_limit_error"

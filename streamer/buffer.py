@@ -68,6 +68,7 @@ class OpenReply:
         self.tokens = 0
         self.heard_on: str | None = None  # the subject of its frames, which names its streamer
         self.lingers = False  # whether its client may come back in a moment
+        self.queued = True  # or it waits in ingress for its turn
         self.absences = 0
         self.asked_s = now_s
         self._bus = bus
@@ -101,6 +102,11 @@ class OpenReply:
         """Whether its end is neither known nor in what the log may hold unread."""
         settled = self.reply.ended or self.refusal is not None or self.left
         return not (settled or self._sending or self._log_failed or self._pending)
+
+    def now_queued(self, *, now_s: float) -> None:
+        """Note that its request, which had to wait for its turn, is in the queue."""
+        self.queued = True
+        self.asked_s = now_s
 
     @property
     def kept(self) -> bool:
@@ -282,6 +288,11 @@ class OpenReply:
         """Note that the client is gone."""
         self.left = True
         self._abandon()
+
+    def release(self) -> None:
+        """Hold nothing that holds this reply, which has ended: else all of it would stay until the
+        garbage collector's next long look, which is thousands of requests away."""
+        self.write_now = self.writer = self.connection = None
 
     def refuse(self, refusal: Refusal) -> None:
         """End the reply with an error, after what is pending."""

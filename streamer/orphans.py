@@ -1,7 +1,8 @@
 """Replies that nobody will end: their requests are in the queue no more. Rule: a client is told.
 
 A request stays in REQUESTS until its end is in the log. One that is in neither was lost with its
-stream, or purged by hand: nobody has it, however long its client waits. A worker says each few
+stream, or purged by hand: nobody has it, however long its client waits. (Before that it waits in
+ingress for its turn, where nothing is lost but with its client.) A worker says each few
 seconds that it lives, so only replies of which nothing was heard are looked for; all of them once
 the queue was made anew, after the workers had time to put back what they run.
 """
@@ -54,7 +55,8 @@ class Orphans:
             self._all_from_s = math.inf
             for reply in self._mailbox.replies:
                 reply.asked_s = -math.inf
-        due = [each for each in self._mailbox.replies if each.waits and _is_due(each, now_s=now_s)]
+        replies = [each for each in self._mailbox.replies if each.queued and each.waits]
+        due = [each for each in replies if _is_due(each, now_s=now_s)]
         for reply in due[:LOOKS_MAX]:
             reply.asked_s = now_s
             try:

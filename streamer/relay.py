@@ -73,6 +73,7 @@ class Relay:
         finally:
             watcher.cancel()
             await self._mailbox.finish(reply)
+            reply.release()
 
     async def _send_events(self, send: Send) -> None:
         reply = self._reply

@@ -211,6 +211,7 @@ class Socket:
             deadline_s=time.time() + timeout_s,
             buffer_bytes_max=BUFFER_BYTES_MAX,
         )
+        reply.queued = False
         reply.connection = self._connection
         task = reply.writer = asyncio.create_task(self._run(name, reply, body))
         self._tasks.add(task)
@@ -222,6 +223,7 @@ class Socket:
         admitted = False
         try:
             await self._admit(reply, body)
+            reply.now_queued(now_s=time.monotonic())
             admitted = True
             last = await self._relay(name, reply)
         except Refusal as refusal:
@@ -246,6 +248,7 @@ class Socket:
                 await mailbox.finish(reply)
             else:
                 mailbox.close(reply)
+            reply.release()
 
     def _stalled(self, reply: OpenReply) -> None:
         """End the socket, whose client does not read: its requests may be resumed elsewhere."""

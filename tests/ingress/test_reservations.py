@@ -189,3 +189,52 @@ def test_without_broker_the_configured_choice_is_taken(
                 await _ask(node, "away")
 
     with_bus(own_nats.url, run)
+
+
+def test_who_has_heard_of_an_end_is_not_refused_before_another_node_has_settled_it(
+    nats_url: str,
+) -> None:
+    async def run(bus: Bus) -> None:
+        await topology.apply(bus)
+        rules = Limits(concurrent_requests=1)
+        first = Reservations(bus, _of(rules), clock=lambda: 1000.0)
+        second = Reservations(bus, _of(rules), clock=lambda: 1000.0)
+        for _ in range(20):
+            request = await _ask(first, "told")
+            assert request is not None
+            with pytest.raises(TooManyRequests):
+                await first.check("told")
+            first.ended("told", request=request)
+            second.settle("told", request=request, tokens=1)
+            await first.check("told")
+
+    with_bus(nats_url, run)
+
+
+def test_an_end_that_nobody_settles_holds_up_no_refusal_for_long(nats_url: str) -> None:
+    async def run(bus: Bus) -> None:
+        await topology.apply(bus)
+        node = Reservations(bus, _of(Limits(concurrent_requests=1)), clock=lambda: 1000.0)
+        request = await _ask(node, "unsettled")
+        assert request is not None
+        node.ended("unsettled", request=request)
+        async with asyncio.timeout(5):
+            assert await _ask(node, "unsettled") is None
+
+    with_bus(nats_url, run)
+
+
+def test_a_check_takes_nothing(nats_url: str) -> None:
+    async def run(bus: Bus) -> None:
+        await topology.apply(bus)
+        node = Reservations(bus, _of(Limits(concurrent_requests=1)), clock=lambda: 1000.0)
+        await node.check("checked")
+        assert await _account(bus, "checked") is None
+        request = await _ask(node, "checked")
+        before = await versioned.read(bus, subjects.LIMITS, "checked")
+        with pytest.raises(TooManyRequests):
+            await node.check("checked")
+        assert await versioned.read(bus, subjects.LIMITS, "checked") == before
+        assert request is not None
+
+    with_bus(nats_url, run)

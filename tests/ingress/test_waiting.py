@@ -276,3 +276,41 @@ def test_without_workers_the_queue_behind_takes_ten_thousand(nats_url: str) -> N
             assert room.depth == 0
 
     with_bus(nats_url, run)
+
+
+def test_who_would_wait_too_long_is_refused_at_once_until_the_backlog_is_gone(
+    nats_url: str,
+) -> None:
+    async def run(bus: Bus) -> None:
+        async with line(bus, slots=2, patience_s=30.0) as (asking, room):
+            tasks = [asyncio.create_task(asking.ask()) for _ in range(24)]
+            await until(lambda: room.depth == 20)
+
+            async def refused() -> type[Refusal] | None:
+                try:
+                    await asking.ask(patience_s=0.01)
+                except Refusal as refusal:
+                    return type(refusal)
+                return None
+
+            assert await refused() is DeadlineExceeded  # nothing was measured: it waited
+            for left in range(19, 1, -1):
+                await asking.end_one()
+                await until(lambda left=left: room.depth == left)  # type: ignore[misc]
+
+            async def foreseen() -> bool:
+                return await refused() is QueueTimeout
+
+            await until(foreseen)
+            for _ in range(2):
+                await asking.end_one()
+            await asyncio.gather(*tasks)
+            for _ in range(2):  # none waits for a slot any more
+                await asking.end_one()
+
+            async def passed() -> bool:
+                return await refused() is None
+
+            await until(passed)
+
+    with_bus(nats_url, run)

@@ -45,9 +45,9 @@ def house(mode: Mode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mete
 class Crowd:
     """Clients of one door, and the order in which their answers came."""
 
-    def __init__(self, house: Metered) -> None:
+    def __init__(self, house: Metered, door: int) -> None:
         self.answered: list[str] = []
-        self._url = house.doors[0].url
+        self._url = house.doors[door].url
         self._tasks: list[asyncio.Task[httpx.Response]] = []
 
     async def ask(self, tenant: str, **more: Any) -> httpx.Response:
@@ -69,8 +69,8 @@ class Crowd:
 
 
 @asynccontextmanager
-async def crowd(house: Metered) -> AsyncIterator[Crowd]:
-    clients = Crowd(house)
+async def crowd(house: Metered, door: int = 0) -> AsyncIterator[Crowd]:
+    clients = Crowd(house, door)
     try:
         yield clients
     finally:
@@ -155,6 +155,26 @@ def test_who_waits_longer_than_the_patience_is_told_the_queue_did_not_take_it(
         answer = client.post(CHAT, json=chat(model="tiny"))
     assert (answer.status_code, refusal(answer)["code"]) == (429, "queue_timeout")
     assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_who_would_wait_longer_than_the_patience_is_refused_when_it_comes(
+    house: Metered,
+) -> None:
+    async def run() -> tuple[list[httpx.Response], list[httpx.Response], int]:
+        async with crowd(house, door=-1) as clients:
+            clients.send("loud", 150)  # for 11 s; before anything was measured all may wait
+            await until(lambda: len(clients.answered) >= 20)  # as many are measured at least
+            before = len(clients.answered)
+            refused = [await clients.ask("loud") for _ in range(5)]
+            between = len(clients.answered) - before - 5
+            return refused, [await clients.ask("quiet")], between
+
+    refused, quiet, between = asyncio.run(run())
+    for answer in refused:
+        assert (answer.status_code, refusal(answer)["code"]) == (429, "queue_timeout")
+        assert int(answer.headers["retry-after"]) > 1
+    assert [answer.status_code for answer in quiet] == [200]
+    assert between <= SLOTS, "they were refused after a wait"
 
 
 def test_whose_deadline_passes_while_it_waits_is_told_so(house: Metered) -> None:

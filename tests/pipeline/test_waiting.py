@@ -32,6 +32,7 @@ TERMS = {
     "first": "",
     "single": "concurrent_requests = 1",
     "last": 'priority_class = "batch"',
+    "bulk": 'priority_class = "batch"',
     "other": "",
 }
 FIELDS = ("lane", "model", "partition", "tenant")
@@ -70,9 +71,13 @@ class Waiting:
 
 @contextmanager
 def waiting(house: Metered) -> Iterator[Waiting]:
-    """Fill the model and the queue for a block; what waits at its end is ended."""
-    with ThreadPoolExecutor() as threads, house.full("tiny"):
-        sent = 1 + 3 * len(house.doors)
+    """Fill the model and both lanes for a block; what waits at its end is ended."""
+    with (
+        ThreadPoolExecutor() as threads,
+        house.full("tiny"),
+        house.sent("bulk", chat(model="tiny"), -1),
+    ):
+        sent = 1 + 3 * len(house.doors) + 1
         wait_for(
             lambda: house.waiting() + queued(house) == sent, within_s=15, what="all that was sent"
         )
@@ -145,11 +150,11 @@ def test_a_peek_finds_what_waits_and_says_why(house: Metered) -> None:
         )
         assert found["node"].startswith(house.doors[-1].name)
         assert found["age_s"] >= row["oldest_age_s"]
-        assert found["ahead"] == house.waiting_at(house.doors[-1]) - 1
-        assert (found["slots"], found["watermark"]) == (1, 2)
+        assert found["ahead"] == 0  # in its lane
+        assert (found["slots"], found["watermark"]) == (1, 1)
         assert found["queued"] >= found["watermark"]
         text = headrace(house.nats_url, "peek", row["oldest"]).stdout
-        assert "the watermark of 1 live slots is 2" in text
+        assert "the watermark of 1 live slots is 1" in text
 
 
 def test_an_operators_cancel_ends_it_and_returns_what_was_reserved(house: Metered) -> None:

@@ -5,9 +5,11 @@ import time
 
 import pytest
 
+from gateway.inline import Inline
 from headrace import topology
 from headrace.bus import Bus
 from schemas.errors import BrokerUnavailable
+from schemas.subjects import new_request_id
 from streamer import orphans
 from streamer.mailbox import Mailbox
 from streamer.orphans import Orphans
@@ -57,6 +59,32 @@ def test_a_quiet_reply_is_looked_for_without_any_news_of_the_queue(
         reply = mailbox.open(tenant="t", request=lost.request, deadline_s=time.time() + 60)
         watching = asyncio.create_task(Orphans(bus, mailbox).watch())
         await until(lambda: reply.refusal is not None, within_s=5)
+        watching.cancel()
+
+    with_bus(own_nats.url, test)
+
+
+def test_who_waits_in_ingress_for_its_turn_is_lost_by_no_queue(
+    own_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orphans, "LOOK_S", 0.05)
+    monkeypatch.setattr(orphans, "QUIET_S", 0.1)
+
+    async def test(bus: Bus) -> None:
+        await topology.apply(bus)
+        mailbox, lost = Mailbox(bus, "s"), place()
+        inline = Inline(bus, mailbox)
+        later_s = time.time() + 60
+        waiting = inline.expect(
+            tenant="t", request=new_request_id(), deadline_s=later_s, keep=False
+        )
+        [waits] = mailbox.replies
+        reply = mailbox.open(tenant="t", request=lost.request, deadline_s=later_s)
+        watching = asyncio.create_task(Orphans(bus, mailbox).watch())
+        await until(lambda: reply.refusal is not None, within_s=5)
+        assert (waits.absences, waits.refusal) == (0, None)  # it is as quiet, and older
+        waiting.answer(stream=True, headers={})
+        await until(lambda: waits.refusal is not None, within_s=5)
         watching.cancel()
 
     with_bus(own_nats.url, test)
