@@ -79,7 +79,7 @@ def test_batch_goes_after_the_others_that_wait(house: Metered) -> None:
     async def run() -> None:
         await until(lambda: asyncio.to_thread(lambda: pulls(house, "batch", "tiny") == 0))
         house_full.extend(asyncio.create_task(ask(t)) for t in ["bulk"] * 3 + ["busy"] * 8)
-        await until(lambda: asyncio.to_thread(lambda: house.waiting() == 9))
+        await until(lambda: asyncio.to_thread(lambda: house.waiting() >= 8))
 
     house_full: list[asyncio.Task[None]] = []
 

@@ -1,0 +1,45 @@
+"""Tenant A has a thousand queued, B sends one at a time: each waits about one service time.
+
+The house is this test's alone: forecasts of waits remember the crowd for a while.
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.conftest import Mode
+from tests.pipeline.metered import metered
+from tests.pipeline.test_saturation import SLOTS, crowd
+from tests.waiting import until
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.parametrize("mode", ["gateway"], indirect=True, scope="session"),
+]
+
+LOUD = 1000
+
+
+def test_a_quiet_tenant_waits_about_one_service_time_behind_a_loud_ones_1000(
+    mode: Mode, tmp_path: Path
+) -> None:
+    async def run() -> list[int]:
+        between = []
+        async with crowd(house) as clients:
+            clients.send("loud", LOUD)
+            await until(lambda: house.waiting() > LOUD - 50, within_s=30)
+            for _ in range(20):
+                before = len(clients.answered)
+                assert (await clients.ask("quiet")).status_code == 200
+                between.append(len(clients.answered) - before - 1)
+        return between
+
+    models = {"pair": f'{{"max_num_seqs": {SLOTS}}}'}
+    tenants = {"loud": "", "quiet": ""}
+    # The last of a thousand would wait for 75 s: without patience it would be refused at once.
+    patience = ("--queue-patience-s", "200")
+    with metered(mode, tmp_path, tenants=tenants, models=models, last=patience) as house:
+        # Two times to wait, and the one that the quiet one's own takes, in answers of the loud one.
+        between = sorted(asyncio.run(run()))
+    assert between[-2] <= 3 * SLOTS, between
