@@ -13,6 +13,7 @@ import heapq
 import itertools
 import math
 from bisect import bisect_left, bisect_right, insort
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -249,10 +250,12 @@ class FairQueue:
         own = self._ahead_of_own(flow, ticket)
         start = flow.start if flow.listed else max(of_class.virtual, flow.finish)
         start += own / ticket.weight
-        finish = start + ticket.cost_tokens / ticket.weight
+        one = (
+            ticket.cost_tokens / ticket.weight
+        )  # each goes before it once, as far as it is like it
         others = [of_class.flows[tenant] for at, _, tenant in of_class.starts if at <= start]
         return own + sum(
-            min(other.tokens, (finish - other.start) * other.weight)
+            min(other.tokens, max(start - other.start, one) * other.weight)
             for other in others
             if other is not flow
         )
@@ -358,19 +361,17 @@ class DrainRate:
 
     def __init__(self, *, window_s: float = 10.0) -> None:
         self._window_s = window_s
-        self._left: list[float] = []
+        self._left: deque[float] = deque(maxlen=2048)
 
     def left(self, *, now_s: float) -> None:
         """Note that a request has left the queue."""
         self._left.append(now_s)
-        if len(self._left) > 2048:
-            self._left = self._left[1024:]
 
     def wait_s(self, ahead: int, *, now_s: float) -> int:
         """Return in how many seconds `ahead` requests will have left: 1 to 60, 60 if none does."""
-        recent = [at_s for at_s in self._left if now_s - at_s <= self._window_s]
-        self._left = recent
-        if not recent:
+        while self._left and now_s - self._left[0] > self._window_s:
+            self._left.popleft()
+        if not self._left:
             return 60
-        span_s = max(now_s - recent[0], 0.1)
-        return max(1, min(60, math.ceil(ahead * span_s / len(recent))))
+        span_s = max(now_s - self._left[0], 0.1)
+        return max(1, min(60, math.ceil(ahead * span_s / len(self._left))))

@@ -6,7 +6,9 @@ node they came from. Before the door it is tokens, in which the fair order count
 requests stand for more of its share than short ones), and the rate at which this node let go. Both
 rates are capacities only while there was more than enough to do, so only such time is measured; and
 no rate counts before as many requests as there are slots have left in it, one turn of them all, and
-16: slots that were filled at once are freed at once, and a part of a turn says nothing.
+16: slots that were filled at once are freed at once, and a part of a turn says nothing. So do the
+tokens of few requests: one that may make 30,000 need not take as long as 300 of 100 did. Where less
+than a turn waits, the wait is at most what so many requests took to leave.
 """
 
 import math
@@ -23,6 +25,8 @@ GAP_S_MAX: Final = 0.5
 SPAN_S_MIN: Final = 0.1
 TURN_MIN: Final = 16
 """Of fewer requests than that the rate is a guess, however few the slots."""
+SPANS_MAX: Final = 10_000
+"""1,000 s of busy time, which is longer than any generation: slower slots tell nothing."""
 RETRY_AFTER_S_MAX: Final = 60
 
 
@@ -33,6 +37,13 @@ class _Span(NamedTuple):
     length_s: float
     requests: int
     units: float
+
+
+class Rates(NamedTuple):
+    """What leaves in a second."""
+
+    requests_per_s: float
+    units_per_s: float
 
 
 class Drain:
@@ -48,22 +59,29 @@ class Drain:
         self, *, now_s: float, length_s: float, requests: int, units: float, turn: int
     ) -> None:
         """Note what left in the `length_s` before now; a `turn` of requests is kept at least."""
-        self._add(_Span(now_s, length_s, requests, units), 1)
-        while (
-            self._spans
-            and self._length_s - self._spans[0].length_s >= WINDOW_S
+        last = _Span(now_s, length_s, requests, units)
+        if self._spans and self._spans[-1].length_s < SPAN_S_MIN:  # readings come often
+            before = self._spans.pop()
+            self._add(before, -1)
+            last = _Span(
+                now_s, before.length_s + length_s, before.requests + requests, before.units + units
+            )
+        self._spans.append(last)
+        self._add(last, 1)
+        while len(self._spans) > SPANS_MAX or (
+            self._length_s - self._spans[0].length_s >= WINDOW_S
             and self._requests - self._spans[0].requests >= turn
         ):
             self._add(self._spans.popleft(), -1)
 
-    def per_s(self, *, now_s: float, turn: int) -> float | None:
-        """Return how many units leave in a second; None where too little was measured."""
+    def rates(self, *, now_s: float, turn: int) -> Rates | None:
+        """Return how fast it leaves; None where too little was measured."""
         if not self._spans or now_s - self._spans[-1].end_s > STALE_S:
             self.forget()
             return None
         if self._requests < turn or self._length_s < SPAN_S_MIN or self._units <= 0:
             return None
-        return self._units / self._length_s
+        return Rates(self._requests / self._length_s, self._units / self._length_s)
 
     def forget(self) -> None:
         """Begin anew."""
@@ -72,8 +90,6 @@ class Drain:
         self._requests = 0
 
     def _add(self, span: _Span, sign: int) -> None:
-        if sign > 0:
-            self._spans.append(span)
         self._length_s += sign * span.length_s
         self._requests += sign * span.requests
         self._units += sign * span.units
@@ -133,22 +149,28 @@ class Forecast:
                 turn=_turn(reading),
             )
 
-    def wait_s(self, *, now_s: float, behind: int, ahead_tokens: float) -> float:
+    def wait_s(
+        self, *, now_s: float, slots: int, behind: int, waiting: int, ahead_tokens: float
+    ) -> float:
         """Return for how long a request would wait for a slot, at least; 0 where nothing tells.
 
-        `behind` requests stand behind the door or on their way, `ahead_tokens` go before it here.
+        `slots` are the model's now, `behind` requests stand behind the door or on their way, of the
+        `waiting` before it some go before it, which have `ahead_tokens`.
         """
         last = self._last
-        if last is None or not last.slots:
-            return 0.0
-        wait_s = 0.0
-        ends_per_s = self._ends.per_s(now_s=now_s, turn=_turn(last))
-        if ends_per_s is not None and behind > last.slots:
+        if last is None or not 0 < slots <= last.slots:
+            return 0.0  # those that came since the last reading have not been measured
+        wait_s, turn = 0.0, _turn(last)
+        ends = self._ends.rates(now_s=now_s, turn=turn)
+        if ends is not None and behind > last.slots:
             since_s = max(0.0, now_s - last.now_s)  # some have ended since the count
-            wait_s += max(0.0, (behind - last.slots) / ends_per_s - since_s)
-        lets_per_s = self._lets.per_s(now_s=now_s, turn=_turn(last))
-        if lets_per_s is not None:
-            wait_s += ahead_tokens / lets_per_s
+            wait_s += max(0.0, (behind - last.slots) / ends.units_per_s - since_s)
+        lets = self._lets.rates(now_s=now_s, turn=turn)
+        if lets is not None:
+            before_s = ahead_tokens / lets.units_per_s
+            if waiting < turn:
+                before_s = min(before_s, waiting / lets.requests_per_s)
+            wait_s += before_s
         return wait_s
 
 

@@ -7,7 +7,7 @@ queue and are let go as the broker's count falls. The count is the broker's own,
 near the watermark; what this node let go since is added. Other nodes' requests show with the next
 reading, so the watermark holds but for what they let go in between.
 
-Each lane of a model has a gate: what stands in `batch` must not take the place of others.
+Each lane of a model has a door: what stands in `batch` must not take the place of others.
 
 Who would wait for longer than its patience or deadline, by what was measured (`forecast`), is
 refused when it comes. The patience is for the whole wait, until a slot is free.
@@ -17,15 +17,14 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
 from headrace.bus import BrokerAway, BrokerRefused, Bus
 from headrace.workforce import no_workers
-from ingress.admission import CLASSES, Bounds, DrainRate, FairQueue, Full, Order, Ticket
-from ingress.census import Found, Hall, Pace
-from ingress.forecast import Forecast, Reading, retry_after_s
+from ingress.admission import CLASSES, Bounds, FairQueue, Full, Order, Ticket
+from ingress.census import Found, Hall
+from ingress.door import Door
+from ingress.forecast import retry_after_s
 from schemas import subjects
 from schemas.errors import (
     BrokerUnavailable,
@@ -58,38 +57,6 @@ Turn = asyncio.Future[None]
 """Done when a request may be published, or is refused."""
 
 
-@dataclass(slots=True)
-class _Gate:
-    """The queue of one lane of a model, and what stands behind it."""
-
-    queue: FairQueue
-    rate: DrainRate = field(default_factory=DrainRate)
-    arrived: Pace = field(default_factory=Pace)
-    left: Pace = field(default_factory=Pace)
-    forecast: Forecast = field(default_factory=Forecast)
-    waiting: dict[str, Turn] = field(default_factory=dict)
-    counted: int = 0
-    let_go: int = 0
-    let_go_tokens: int = 0
-    landed: int = 0
-    landed_before_count: int = 0
-
-    @property
-    def behind(self) -> int:
-        """How many requests stand in REQUESTS or are on their way there, at most."""
-        return self.counted + self.let_go - self.landed_before_count
-
-    @property
-    def quiet(self) -> bool:
-        """Whether there is nothing to be read or released."""
-        return not self.queue.depth and not self.behind
-
-    def pass_on(self, ticket: Ticket) -> None:
-        """Count a request that goes on to REQUESTS."""
-        self.let_go += 1
-        self.let_go_tokens += ticket.cost_tokens
-
-
 class WaitingRoom:
     """The fair queues of one ingress node; run `release_forever` as a task."""
 
@@ -112,7 +79,8 @@ class WaitingRoom:
         self._clock = clock
         self._order = order
         self._bounds = bounds
-        self._gates: dict[tuple[str, Lane], _Gate] = {}
+        self._doors: dict[tuple[str, Lane], Door] = {}
+        self._turns: dict[str, Turn] = {}
         self._watermark_idle = watermark_idle
         self._look = asyncio.Event()
         self._draining = False
@@ -120,30 +88,30 @@ class WaitingRoom:
     @property
     def depth(self) -> int:
         """How many requests wait here."""
-        return sum(gate.queue.depth for gate in self._gates.values())
+        return sum(door.queue.depth for door in self._doors.values())
 
     @property
     def prompt_bytes(self) -> int:
         """How many bytes their prompts take."""
-        return sum(gate.queue.prompt_bytes for gate in self._gates.values())
+        return sum(door.queue.prompt_bytes for door in self._doors.values())
 
     def depths_by_model(self) -> dict[str, int]:
         """How many requests wait for each model that was ever asked for."""
         depths: Counter[str] = Counter()
-        for (model, _), gate in self._gates.items():
-            depths[model] += gate.queue.depth
+        for (model, _), door in self._doors.items():
+            depths[model] += door.queue.depth
         return depths
 
     def depths_by_class(self) -> dict[str, int]:
         """How many requests of each priority class wait."""
         depths: Counter[str] = Counter(dict.fromkeys(CLASSES, 0))
-        for gate in self._gates.values():
-            depths.update(gate.queue.depths)
+        for door in self._doors.values():
+            depths.update(door.queue.depths)
         return dict(depths)
 
     def oldest_age_s(self) -> float:
         """Since when the oldest of them waits; 0 where none does."""
-        first = [next(iter(gate.queue.tickets), None) for gate in self._gates.values()]
+        first = [next(iter(door.queue.tickets), None) for door in self._doors.values()]
         now_s = self._clock()
         return max((now_s - ticket.arrived_s for ticket in first if ticket), default=0.0)
 
@@ -154,34 +122,31 @@ class WaitingRoom:
         DeadlineExceeded, Draining, BrokerUnavailable, and RequestCancelled when its client left.
         """
         self.check(model, ticket)
-        gate = self._gate(model, ticket.lane)
-        if self._open(model, ticket.lane, gate):
-            gate.pass_on(ticket)
-            if gate.behind * 2 > self._watermark(model, ticket.lane):
+        door = self._door(model, ticket.lane)
+        watermark = self._watermark(model, ticket.lane)
+        if door.is_open(watermark):
+            door.pass_on(ticket)
+            if door.behind * 2 > watermark:
                 self._look.set()
             return
-        await self._wait(gate, ticket, left)
+        await self._wait(door, ticket, left)
 
     def check(self, model: str, ticket: Ticket) -> None:
         """Refuse at once who would be refused by `enter`, as far as can be told now.
 
         Raises Draining, TooManyRequests, QueueFull and QueueTimeout.
         """
-        gate = self._gate(model, ticket.lane)
-        is_open = self._open(model, ticket.lane, gate)
-        if not is_open:
+        door = self._door(model, ticket.lane)
+        now_s = self._clock()
+        if not door.is_open(self._watermark(model, ticket.lane)):
             if self._draining:
                 raise Draining("This node is stopping.")
-            full = gate.queue.full_for(ticket)
+            full = door.queue.full_for(ticket)
             if full is not None:
-                raise self._full(gate, full)
-        foresee = partial(gate.forecast.wait_s, now_s=self._clock(), behind=gate.behind)
-        allowed_s = ticket.give_up_s - ticket.arrived_s
-        if foresee(ahead_tokens=gate.queue.tokens) <= allowed_s or allowed_s <= 0:
-            return  # it could wait for all of them; else it is worth finding out for whom it must
-        wait_s = foresee(ahead_tokens=gate.queue.ahead_tokens(ticket))
-        if wait_s > allowed_s:
-            raise self._foreseen(wait_s=wait_s, allowed_s=allowed_s)
+                raise self._full(door, full)
+        wait_s = door.foreseen_s(ticket, slots=self._slots_of(model), now_s=now_s)
+        if wait_s is not None:
+            raise self._foreseen(wait_s=wait_s, allowed_s=ticket.give_up_s - ticket.arrived_s)
 
     def _foreseen(self, *, wait_s: float, allowed_s: float) -> QueueTimeout:
         self._look.set()
@@ -195,14 +160,14 @@ class WaitingRoom:
 
     def landed(self, model: str, lane: Lane = "online") -> None:
         """Note that a request let go is in REQUESTS, or will never be."""
-        self._gates[model, lane].landed += 1
+        self._doors[model, lane].landed += 1
 
     def withdraw(self, request: str, *, tenant: str) -> None:
         """Let a tenant's request wait no more, whose client has left or which was cancelled."""
-        for gate in self._gates.values():
-            ticket = gate.queue.ticket(request)
+        for door in self._doors.values():
+            ticket = door.queue.ticket(request)
             if ticket is not None and ticket.tenant == tenant:
-                self._refuse(gate, request, RequestCancelled("The request was cancelled."))
+                self._refuse(door, request, RequestCancelled("The request was cancelled."))
 
     def halls(self) -> list[Hall]:
         """Return a copy of what waits for each lane of a model, `online` last, and why."""
@@ -210,21 +175,21 @@ class WaitingRoom:
         return [
             Hall(
                 model,
-                [*gate.queue.tickets],
-                self._mark(model, lane, gate),
-                gate.arrived.recent(now_s=now_s),
-                gate.left.recent(now_s=now_s),
+                [*door.queue.tickets],
+                self._mark(model, lane, door),
+                door.arrived.recent(now_s=now_s),
+                door.left.recent(now_s=now_s),
             )
-            for (model, lane), gate in sorted(self._gates.items())
+            for (model, lane), door in sorted(self._doors.items())
         ]
 
     def find(self, request: str) -> Found | None:
         """Return where a request waits; None where it does not."""
-        for (model, lane), gate in self._gates.items():
-            ticket = gate.queue.ticket(request)
+        for (model, lane), door in self._doors.items():
+            ticket = door.queue.ticket(request)
             if ticket is not None:
-                mark = self._mark(model, lane, gate)
-                return Found(model, ticket, mark, gate.queue.ahead_of(ticket))
+                mark = self._mark(model, lane, door)
+                return Found(model, ticket, mark, door.queue.ahead_of(ticket))
         return None
 
     def take_out(
@@ -233,36 +198,36 @@ class WaitingRoom:
         """Take out those that are chosen by model and ticket, or the one with this id if it is;
         whoever takes them refuses their turns."""
         taken = []
-        for (model, _), gate in self._gates.items():
-            one = None if request is None else gate.queue.ticket(request)
-            looked_at = [*gate.queue.tickets] if request is None else [one] if one else []
+        for (model, _), door in self._doors.items():
+            one = None if request is None else door.queue.ticket(request)
+            looked_at = [*door.queue.tickets] if request is None else [one] if one else []
             for ticket in looked_at:
-                if chosen(model, ticket) and (turn := gate.waiting.pop(ticket.request, None)):
-                    gate.queue.withdraw(ticket.request)
+                if chosen(model, ticket) and (turn := self._turns.pop(ticket.request, None)):
+                    door.queue.withdraw(ticket.request)
                     taken.append((ticket, turn))
         return taken
 
-    def _mark(self, model: str, lane: Lane, gate: _Gate) -> Mark:
+    def _mark(self, model: str, lane: Lane, door: Door) -> Mark:
         bound = self._watermark(model, lane)
-        return Mark(slots=self._slots_of(model), watermark=bound, queued=gate.behind)
+        return Mark(slots=self._slots_of(model), watermark=bound, queued=door.behind)
 
     def drain(self) -> None:
         """Let nobody wait any more: the node stops."""
         self._draining = True
-        for gate in self._gates.values():
-            for request in list(gate.waiting):
-                self._refuse(gate, request, Draining("This node is stopping."))
+        for door in self._doors.values():
+            for ticket in list(door.queue.tickets):
+                self._refuse(door, ticket.request, Draining("This node is stopping."))
 
     async def release_forever(self) -> None:
         """Read what stands behind, let go what there is room for, refuse who waits too long."""
         loop = asyncio.get_running_loop()
         while True:
             started_s = loop.time()
-            for (model, lane), gate in list(self._gates.items()):
-                if not gate.quiet:
-                    await self._count(model, lane, gate)
-                    self._release(self._watermark(model, lane), gate)
-                    self._expire(model, gate)
+            for (model, lane), door in list(self._doors.items()):
+                if not door.quiet:
+                    await self._count(model, lane, door)
+                    self._release(self._watermark(model, lane), door)
+                    self._expire(model, door)
             took_s = loop.time() - started_s
             await asyncio.sleep(max(READ_S, took_s * READ_SHARE))
             if self._busy():
@@ -274,31 +239,27 @@ class WaitingRoom:
             except TimeoutError:
                 continue
 
-    def _gate(self, model: str, lane: Lane) -> _Gate:
-        gate = self._gates.get((model, lane))
-        if gate is None:
+    def _door(self, model: str, lane: Lane) -> Door:
+        door = self._doors.get((model, lane))
+        if door is None:
             queue = FairQueue(order=self._order, bounds=self._bounds)
-            gate = self._gates[model, lane] = _Gate(queue)
-        return gate
-
-    def _open(self, model: str, lane: Lane, gate: _Gate) -> bool:
-        """Tell whether requests pass straight on."""
-        return not gate.queue.depth and gate.behind < self._watermark(model, lane)
+            door = self._doors[model, lane] = Door(queue)
+        return door
 
     def _busy(self) -> bool:
         """Tell whether somebody waits, here or for a slot: the count has to be a fresh one."""
         return any(
-            gate.queue.depth or 0 < self._slots_of(model) < gate.behind
-            for (model, _), gate in self._gates.items()
+            door.queue.depth or 0 < self._slots_of(model) < door.behind
+            for (model, _), door in self._doors.items()
         )
 
-    async def _wait(self, gate: _Gate, ticket: Ticket, left: Left | None) -> None:
-        full = gate.queue.offer(ticket)
+    async def _wait(self, door: Door, ticket: Ticket, left: Left | None) -> None:
+        full = door.queue.offer(ticket)
         if full is not None:
-            raise self._full(gate, full)
-        gate.arrived.note(ticket, now_s=self._clock())
+            raise self._full(door, full)
+        door.arrived.note(ticket, now_s=self._clock())
         turn: Turn = asyncio.get_running_loop().create_future()
-        gate.waiting[ticket.request] = turn
+        self._turns[ticket.request] = turn
         self._look.set()
         leaving = None if left is None else asyncio.ensure_future(left())
         try:
@@ -311,23 +272,23 @@ class WaitingRoom:
             turn.result()
         except asyncio.CancelledError:
             if turn.done() and turn.exception() is None:
-                gate.landed += 1  # let go in the very moment in which its client was
+                door.landed += 1  # let go in the very moment in which its client was
             raise
         finally:
             if leaving is not None:
                 leaving.cancel()
             turn.cancel()  # whoever took it out finds that nobody waits for its end
-            gate.waiting.pop(ticket.request, None)
-            gate.queue.withdraw(ticket.request)
-            gate.left.note(ticket, now_s=self._clock())
+            self._turns.pop(ticket.request, None)
+            door.queue.withdraw(ticket.request)
+            door.left.note(ticket, now_s=self._clock())
 
     def _watermark(self, model: str, lane: Lane) -> int:
         slots = self._slots_of(model)
         bound = 2 * slots if lane == "online" else (slots + 1) // 2
         return bound or self._watermark_idle
 
-    async def _count(self, model: str, lane: Lane, gate: _Gate) -> None:
-        landed = gate.landed
+    async def _count(self, model: str, lane: Lane, door: Door) -> None:
+        landed = door.landed
         those = subjects.requests_of(model=model, lane=lane)
         query = {"subjects_filter": those, "offset": _NO_SUBJECTS}
         try:
@@ -335,44 +296,31 @@ class WaitingRoom:
         except (BrokerAway, BrokerRefused) as error:
             log.debug("the queue cannot be counted: %s", error)
             return
-        gate.counted = info.get("total", 0)
-        gate.landed_before_count = landed
         state = info["state"]
-        gate.forecast.read(
-            Reading(
-                now_s=self._clock(),
-                slots=self._slots_of(model),
-                behind=gate.behind,
-                ended=state["last_seq"] - state["messages"],
-                waiting=gate.queue.depth,
-                let_go=gate.let_go,
-                let_go_tokens=gate.let_go_tokens,
-            )
+        door.count(
+            info.get("total", 0),
+            ended=state["last_seq"] - state["messages"],
+            landed=landed,
+            slots=self._slots_of(model),
+            now_s=self._clock(),
         )
 
-    def _release(self, watermark: int, gate: _Gate) -> None:
-        now_s = self._clock()
-        while gate.behind < watermark:
-            ticket = gate.queue.next()
-            if ticket is None:
-                return
-            turn = gate.waiting.pop(ticket.request)
-            if turn.done():
-                continue
-            turn.set_result(None)
-            gate.pass_on(ticket)
-            gate.rate.left(now_s=now_s)
+    def _release(self, watermark: int, door: Door) -> None:
+        for ticket in door.release(watermark, now_s=self._clock()):
+            self._turns.pop(ticket.request).set_result(None)
 
-    def _expire(self, model: str, gate: _Gate) -> None:
-        for ticket in gate.queue.expire(now_s=self._clock()):
-            self._refuse(gate, ticket.request, self._too_late(model, gate, ticket))
+    def _expire(self, model: str, door: Door) -> None:
+        for ticket in door.queue.expire(now_s=self._clock()):
+            self._refuse(door, ticket.request, self._too_late(model, door, ticket))
 
-    def _refuse(self, gate: _Gate, request: str, refusal: Refusal) -> None:
-        turn = gate.waiting.pop(request, None)
-        if turn is not None and not turn.done():
+    def _refuse(self, door: Door, request: str, refusal: Refusal) -> None:
+        """Take a request out and tell it why, in one go: what is refused must not be let go."""
+        door.queue.withdraw(request)
+        turn = self._turns.pop(request, None)
+        if turn is not None:
             turn.set_exception(refusal)
 
-    def _too_late(self, model: str, gate: _Gate, ticket: Ticket) -> Refusal:
+    def _too_late(self, model: str, door: Door, ticket: Ticket) -> Refusal:
         waited_s = ticket.give_up_s - ticket.arrived_s
         if not self._bus.connected:
             return BrokerUnavailable("The queue cannot be reached.")
@@ -382,16 +330,13 @@ class WaitingRoom:
             return DeadlineExceeded("The request's deadline has passed while it waited.")
         return QueueTimeout(
             f"The request waited {waited_s:.0f} s for its turn.",
-            retry_after_s=self._retry_after_s(gate),
+            retry_after_s=door.retry_after_s(now_s=self._clock()),
         )
 
-    def _full(self, gate: _Gate, full: Full) -> Refusal:
-        retry_after_s = self._retry_after_s(gate)
+    def _full(self, door: Door, full: Full) -> Refusal:
+        retry_after_s = door.retry_after_s(now_s=self._clock())
         if full is Full.TENANT:
             return TooManyRequests(
                 "Your limit of waiting requests is reached.", retry_after_s=retry_after_s
             )
         return QueueFull("The queue is full; try again later.", retry_after_s=retry_after_s)
-
-    def _retry_after_s(self, gate: _Gate) -> int:
-        return gate.rate.wait_s(gate.queue.depth, now_s=self._clock())

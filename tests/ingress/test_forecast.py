@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingress.admission import FairQueue, Order, Ticket
-from ingress.forecast import Forecast, Reading, retry_after_s
+from ingress.forecast import SPANS_MAX, Drain, Forecast, Reading, retry_after_s
 from schemas.tenant import PriorityClass
 
 SLOTS = 4
@@ -50,43 +50,90 @@ def measured(*, seconds: float = 2.0) -> Forecast:
     return forecast
 
 
+def waited_s(
+    forecast: Forecast,
+    *,
+    now_s: float,
+    behind: int,
+    ahead_tokens: float,
+    waiting: int = 10_000,
+    slots: int = SLOTS,
+) -> float:
+    return forecast.wait_s(
+        now_s=now_s, slots=slots, behind=behind, waiting=waiting, ahead_tokens=ahead_tokens
+    )
+
+
 def test_the_wait_is_what_goes_before_over_how_fast_it_leaves() -> None:
     forecast = measured()
-    assert forecast.wait_s(now_s=2.0, behind=SLOTS, ahead_tokens=0) == 0
-    behind_s = forecast.wait_s(now_s=2.0, behind=SLOTS + 8, ahead_tokens=0)
+    assert waited_s(forecast, now_s=2.0, behind=SLOTS, ahead_tokens=0) == 0
+    behind_s = waited_s(forecast, now_s=2.0, behind=SLOTS + 8, ahead_tokens=0)
     assert behind_s == pytest.approx(8 / PER_S)
-    both_s = forecast.wait_s(now_s=2.0, behind=SLOTS + 8, ahead_tokens=80 * COST)
+    both_s = waited_s(forecast, now_s=2.0, behind=SLOTS + 8, ahead_tokens=80 * COST)
     assert both_s == pytest.approx(88 / PER_S)
 
 
 def test_time_since_the_count_is_taken_off() -> None:
-    wait_s = measured().wait_s(now_s=2.25, behind=SLOTS + 8, ahead_tokens=0)
+    wait_s = waited_s(measured(), now_s=2.25, behind=SLOTS + 8, ahead_tokens=0)
     assert wait_s == pytest.approx(8 / PER_S - 0.25)
 
 
 def test_without_a_whole_turn_of_the_slots_nothing_is_foreseen() -> None:
     forecast = measured(seconds=0.3)
-    assert forecast.wait_s(now_s=0.3, behind=10_000, ahead_tokens=1e9) == 0
+    assert waited_s(forecast, now_s=0.3, behind=10_000, ahead_tokens=1e9) == 0
 
 
 def test_before_any_reading_nothing_is_foreseen() -> None:
-    assert Forecast().wait_s(now_s=1.0, behind=10_000, ahead_tokens=1e9) == 0
+    assert waited_s(Forecast(), now_s=1.0, behind=10_000, ahead_tokens=1e9) == 0
 
 
 def test_without_workers_nothing_is_foreseen() -> None:
     forecast = measured()
     forecast.read(reading(2.1, slots=0, ended=16, let_go=16))
-    assert forecast.wait_s(now_s=2.1, behind=10_000, ahead_tokens=1e9) == 0
+    assert waited_s(forecast, now_s=2.1, behind=10_000, ahead_tokens=1e9) == 0
 
 
 def test_with_more_slots_than_were_measured_nothing_is_foreseen() -> None:
     forecast = measured()
-    forecast.read(reading(2.1, slots=2 * SLOTS, ended=16, let_go=16))
-    assert forecast.wait_s(now_s=2.1, behind=10_000, ahead_tokens=1e9) == 0
+    more = {"slots": 2 * SLOTS}
+    assert waited_s(forecast, now_s=2.0, behind=10_000, ahead_tokens=1e9, **more) == 0
+    forecast.read(reading(2.1, ended=16, let_go=16, **more))
+    assert waited_s(forecast, now_s=2.1, behind=10_000, ahead_tokens=1e9, **more) == 0
+
+
+def test_before_a_reading_tells_that_all_workers_are_gone_nothing_is_foreseen() -> None:
+    assert waited_s(measured(), now_s=2.0, behind=10_000, ahead_tokens=1e9, slots=0) == 0
+
+
+def test_where_few_wait_their_number_bounds_the_wait_whatever_tokens_they_may_make() -> None:
+    forecast = measured()
+    few_s = waited_s(forecast, now_s=2.0, behind=SLOTS, waiting=3, ahead_tokens=3 * 32_000)
+    assert few_s == pytest.approx(3 / PER_S)
+    many_s = waited_s(forecast, now_s=2.0, behind=SLOTS, waiting=40, ahead_tokens=40 * COST)
+    assert many_s == pytest.approx(40 / PER_S)
+
+
+def test_busy_time_without_an_end_is_not_kept_for_ever() -> None:
+    drain = Drain()
+    for n in range(SPANS_MAX):
+        drain.note(now_s=n, length_s=0.1, requests=n < 16, units=n < 16, turn=16)
+    assert drain.rates(now_s=SPANS_MAX, turn=16) is not None
+    drain.note(now_s=SPANS_MAX, length_s=0.1, requests=0, units=0, turn=16)
+    assert drain.rates(now_s=SPANS_MAX, turn=16) is None
+
+
+def test_readings_that_come_often_are_kept_together() -> None:
+    often, seldom = Drain(), Drain()
+    for n in range(100 * SPANS_MAX // 10):
+        often.note(now_s=n / 1000, length_s=0.001, requests=1, units=2, turn=10**6)
+        if n % 100 == 99:
+            seldom.note(now_s=n / 1000, length_s=0.1, requests=100, units=200, turn=10**6)
+    for drain in (often, seldom):
+        assert drain.rates(now_s=100, turn=16) == pytest.approx((1000, 2000))
 
 
 def test_what_was_measured_long_ago_is_forgotten() -> None:
-    assert measured().wait_s(now_s=63.0, behind=10_000, ahead_tokens=1e9) == 0
+    assert waited_s(measured(), now_s=63.0, behind=10_000, ahead_tokens=1e9) == 0
 
 
 def test_idle_time_does_not_count_as_slowness() -> None:
@@ -94,7 +141,7 @@ def test_idle_time_does_not_count_as_slowness() -> None:
     for tenth in range(21, 100):  # one a second, of which there was no more
         done = 16 + (tenth - 20) // 10
         forecast.read(reading(tenth / 10, behind=1, ended=done, waiting=0, let_go=done))
-    wait_s = forecast.wait_s(now_s=9.9, behind=SLOTS + 8, ahead_tokens=0)
+    wait_s = waited_s(forecast, now_s=9.9, behind=SLOTS + 8, ahead_tokens=0)
     assert wait_s == pytest.approx(8 / PER_S, rel=0.06)  # the last 0.1 s that were busy ended none
 
 
@@ -111,6 +158,20 @@ def test_a_quiet_tenant_has_nobody_before_it_whatever_a_loud_one_has_waiting() -
         queue.next()
     assert queue.ahead_tokens(ticket("mine", "quiet")) <= COST
     assert queue.ahead_tokens(ticket("more", "loud")) == 997 * COST
+
+
+def test_a_tenant_that_was_served_beyond_its_share_waits_for_what_others_get_until_then() -> None:
+    queue = FairQueue()
+    queue.offer(ticket("first", "mine", cost=400))
+    for n in range(100):
+        queue.offer(ticket(f"n{n}", "loud"))
+    queue.next()
+    foreseen = queue.ahead_tokens(mine := ticket("mine", "mine", cost=400))
+    queue.offer(mine)
+    in_fact = 0
+    while (found := queue.next()) is not None and found.request != "mine":
+        in_fact += found.cost_tokens
+    assert 4 * COST <= foreseen <= in_fact
 
 
 def test_a_lower_class_waits_for_those_above_as_far_as_it_is_owed_no_share() -> None:
@@ -172,8 +233,8 @@ def test_the_wait_grows_with_what_goes_before(
     behind: int, more: int, tokens: float, more_tokens: float
 ) -> None:
     forecast = measured()
-    less_s = forecast.wait_s(now_s=2.0, behind=behind, ahead_tokens=tokens)
-    wait_s = forecast.wait_s(now_s=2.0, behind=behind + more, ahead_tokens=tokens + more_tokens)
+    less_s = waited_s(forecast, now_s=2.0, behind=behind, ahead_tokens=tokens)
+    wait_s = waited_s(forecast, now_s=2.0, behind=behind + more, ahead_tokens=tokens + more_tokens)
     assert wait_s >= less_s >= 0
 
 
@@ -198,7 +259,13 @@ class System:
     def arrive(self, request: Ticket) -> None:
         is_open = not self.queue.depth and self.stored < 2 * self.slots
         ahead = 0.0 if is_open else self.queue.ahead_tokens(request)
-        wait_s = self.forecast.wait_s(now_s=self.now_s, behind=self.stored, ahead_tokens=ahead)
+        wait_s = self.forecast.wait_s(
+            now_s=self.now_s,
+            slots=self.slots,
+            behind=self.stored,
+            waiting=self.queue.depth,
+            ahead_tokens=ahead,
+        )
         if wait_s > self.patience_s:
             self.refused += 1
         elif is_open:

@@ -239,6 +239,22 @@ def test_a_client_that_leaves_frees_its_place(nats_url: str) -> None:
     with_bus(nats_url, run)
 
 
+def test_who_is_cancelled_is_out_at_once_and_cannot_be_let_go(nats_url: str) -> None:
+    async def run(bus: Bus) -> None:
+        async with line(bus) as (asking, room):
+            await _fill(asking, room)
+            waiting = asyncio.create_task(_refusal(asking.ask("a")))
+            await until(lambda: room.depth == 1)
+            [hall] = room.halls()
+            room.withdraw(hall.tickets[0].request, tenant="b")
+            assert room.depth == 1
+            room.withdraw(hall.tickets[0].request, tenant="a")
+            assert room.depth == 0
+            assert await waiting is RequestCancelled
+
+    with_bus(nats_url, run)
+
+
 def test_a_stopping_node_sends_all_who_wait_elsewhere(nats_url: str) -> None:
     async def run(bus: Bus) -> None:
         async with line(bus) as (asking, room):
@@ -246,6 +262,7 @@ def test_a_stopping_node_sends_all_who_wait_elsewhere(nats_url: str) -> None:
             waiting = [asyncio.create_task(_refusal(asking.ask())) for _ in range(3)]
             await until(lambda: room.depth == 3)
             room.drain()
+            assert room.depth == 0  # none of them can be let go any more
             assert set(await asyncio.gather(*waiting)) == {Draining}
             assert await _refusal(asking.ask()) is Draining
 
