@@ -18,6 +18,9 @@ OVERCOMMIT: Final = 4
 OWN_CREDIT: Final = 8
 PULL_S: Final = 1.0
 ROTATING_PULL_S: Final = 0.1
+BATCH_PULL_S: Final = 0.02
+"""Where one place of lane `batch` is asked at a time: a request that stands there comes at once,
+and all may stand in one of 32 places."""
 LOST_AFTER_S: Final = 0.5
 FOREIGN_PAUSE_S: Final = 0.005
 FOREIGN_PRIORITY: Final = 1
@@ -66,6 +69,7 @@ class Credits:
         self._not_before_s: dict[Place, float] = {}
         self._tokens = itertools.count()
         self._turn = 0
+        self._batch_turn = 0
         self._since_batch = 0
 
     @property
@@ -89,10 +93,16 @@ class Credits:
         rest = self._slots + OVERCOMMIT - held
         scarce = rest < len(online)
         others_wait = any(place.lane == "online" for place in self.waiting)
-        if load < BATCH_LOAD_MAX and not others_wait:
-            places = [*online, *batch]
+        one_by_one: list[Place] = []
+        if load >= BATCH_LOAD_MAX or others_wait:
+            one_by_one = self._owed(batch, scarce=scarce)
+            places = [*one_by_one, *online]
+        elif scarce and not self.waiting:
+            # Nobody waits, or too many to look at: what room is left would never reach the lane.
+            one_by_one = self._next(batch)
+            places = [*one_by_one, *online]
         else:
-            places = [*self._owed(batch, scarce=scarce), *online]
+            places = [*online, *batch]
         # One for each partition, before any gets several; in turn, where room is too little.
         spare = (rest - len(places)) // max(1, len(self.owned))
         credit = 1 if scarce else max(1, min(OWN_CREDIT, 1 + spare))
@@ -110,7 +120,8 @@ class Credits:
             if count <= 0:
                 continue
             priority = 0 if own else _priority(load)
-            pulls.append(self._sent(place, count, priority, expires_s, now_s))
+            lasts_s = BATCH_PULL_S if place in one_by_one else expires_s
+            pulls.append(self._sent(place, count, priority, lasts_s, now_s))
             room -= count
         return pulls
 
@@ -124,12 +135,22 @@ class Credits:
     def _owed(self, batch: list[Place], *, scarce: bool) -> list[Place]:
         """Return the place of lane `batch` to ask although the slots are busy; none if it is owed
         nothing or is asked already."""
-        if self._since_batch < BATCH_OWED_AFTER or any(self._at.get(place) for place in batch):
+        if self._since_batch < BATCH_OWED_AFTER:
             return []
         known = [place for place in batch if place in self.waiting]
         if known or (scarce and self.waiting):  # somebody has looked where requests wait
-            return known[:1]
-        return [batch[self._turn % len(batch)]]
+            return [] if self._asks_batch(batch) else known[:1]
+        return self._next(batch)
+
+    def _next(self, batch: list[Place]) -> list[Place]:
+        """Return the next place of lane `batch` in turn; none while one is asked."""
+        if self._asks_batch(batch):
+            return []
+        self._batch_turn += 1
+        return [Place("batch", self._batch_turn % self._partitions)]
+
+    def _asks_batch(self, batch: list[Place]) -> bool:
+        return any(self._at.get(place) for place in batch)
 
     def _wanted(self, place: Place, credit: int, now_s: float) -> int:
         if now_s < self._not_before_s.get(place, 0.0):

@@ -1,11 +1,13 @@
 """How much a worker asks for: never more than its room, its own first, every place in turn."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from workers.credit import (
     BATCH_OWED_AFTER,
+    BATCH_PULL_S,
     FOREIGN_PAUSE_S,
     LOST_AFTER_S,
     OVERCOMMIT,
@@ -202,6 +204,25 @@ def test_a_small_worker_asks_for_the_batch_it_owes_only_where_it_waits() -> None
     worker.waiting = frozenset({Place("batch", 7), Place("online", 3)})
     plan = worker.plan(held=2, now_s=3)
     assert [p.place for p in plan if p.place.lane == "batch"] == [Place("batch", 7)]
+
+
+@pytest.mark.parametrize("owned", [set(), {0}, {0, 16}, set(range(0, 32, 2)), set(range(32))])
+@pytest.mark.parametrize(("slots", "held"), [(64, 60), (16, 0), (16, 16)])
+def test_owed_or_idle_every_place_of_batch_is_asked_in_turn_and_soon(
+    slots: int, held: int, owned: set[int]
+) -> None:
+    worker = worker_of(slots=slots, owned=owned)
+    online_served(worker, BATCH_OWED_AFTER)
+    reached: list[int] = []
+    for turn in range(32):
+        plan = worker.plan(held=held, now_s=2.0 + turn)
+        [pull] = [pull for pull in plan if pull.place.lane == "batch"]
+        assert pull.expires_s == BATCH_PULL_S
+        assert worker.plan(held=held, now_s=2.0 + turn) == []
+        reached.append(pull.place.partition)
+        for each in plan:
+            worker.ended(each.token)
+    assert sorted(reached) == [*range(32)]
 
 
 def test_batch_is_not_asked_for_where_others_are_said_to_wait() -> None:
