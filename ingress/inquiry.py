@@ -7,14 +7,14 @@ afterwards; its clients are told in the turns that follow, so that a long queue 
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
 import msgspec
 
 from headrace.bus import Bus, Message
 from ingress import census
-from ingress.waiting import WaitingRoom
+from ingress.waiting import Turn, WaitingRoom
 from schemas import subjects
 from schemas.errors import RequestCancelled
 from schemas.waiting import (
@@ -101,8 +101,13 @@ class Inquiry:
         for request in [*itertools.islice(self._withdrawn, self._too_many)]:
             del self._withdrawn[request]
         answer = WithdrawAnswer(node=self._node, withdrawn=len(taken), before=before)
-        await self._bus.publish(message.reply, msgspec.json.encode(answer))
-        for number, (_, turn) in enumerate(taken):
+        try:
+            await self._bus.publish(message.reply, msgspec.json.encode(answer))
+        finally:  # nobody else knows of them any more, whoever hears the answer
+            await self._tell(turn for _, turn in taken)
+
+    async def _tell(self, turns: Iterable[Turn]) -> None:
+        for number, turn in enumerate(turns):
             if not turn.done():
                 turn.set_exception(RequestCancelled("The request was cancelled."))
             if number % _CHUNK == _CHUNK - 1:

@@ -197,6 +197,16 @@ def test_a_word_that_names_nothing_withdraws_nothing_and_one_that_is_none_is_dro
     with_bus(nats_url, run)
 
 
+def test_who_is_withdrawn_is_told_so_though_nobody_waits_for_the_answer(nats_url: str) -> None:
+    async def run(bus: Bus) -> None:
+        async with nodes(bus, count=1) as (_, (one,)):
+            requests = await one.ask("a", count=2)
+            await bus.publish(subjects.WAITING_WITHDRAW, msgspec.json.encode(Selection(tenant="a")))
+            assert await one.cancelled(requests)
+
+    with_bus(nats_url, run)
+
+
 def test_only_so_many_withdrawn_requests_are_remembered(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
