@@ -18,9 +18,9 @@ OVERCOMMIT: Final = 4
 OWN_CREDIT: Final = 8
 PULL_S: Final = 1.0
 ROTATING_PULL_S: Final = 0.1
-BATCH_PULL_S: Final = 0.02
-"""Where one place of lane `batch` is asked at a time: a request that stands there comes at once,
-and all may stand in one of 32 places."""
+OWED_PULL_S: Final = 0.02
+"""What is owed is asked for at one place at a time, and all may stand in one of 32. A request that
+stands there comes at once."""
 LOST_AFTER_S: Final = 0.5
 FOREIGN_PAUSE_S: Final = 0.005
 FOREIGN_PRIORITY: Final = 1
@@ -93,14 +93,13 @@ class Credits:
         rest = self._slots + OVERCOMMIT - held
         scarce = rest < len(online)
         others_wait = any(place.lane == "online" for place in self.waiting)
-        one_by_one: list[Place] = []
+        owed: list[Place] = []
         if load >= BATCH_LOAD_MAX or others_wait:
-            one_by_one = self._owed(batch, scarce=scarce)
-            places = [*one_by_one, *online]
+            owed = self._owed(batch, scarce=scarce)
+            places = [*owed, *online]
         elif scarce and not self.waiting:
             # Nobody waits, or too many to look at: what room is left would never reach the lane.
-            one_by_one = self._next(batch)
-            places = [*one_by_one, *online]
+            places = [*self._next(batch), *online]
         else:
             places = [*online, *batch]
         # One for each partition, before any gets several; in turn, where room is too little.
@@ -120,7 +119,7 @@ class Credits:
             if count <= 0:
                 continue
             priority = 0 if own else _priority(load)
-            lasts_s = BATCH_PULL_S if place in one_by_one else expires_s
+            lasts_s = OWED_PULL_S if place in owed else expires_s
             pulls.append(self._sent(place, count, priority, lasts_s, now_s))
             room -= count
         return pulls

@@ -7,12 +7,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from workers.credit import (
     BATCH_OWED_AFTER,
-    BATCH_PULL_S,
     FOREIGN_PAUSE_S,
     LOST_AFTER_S,
     OVERCOMMIT,
+    OWED_PULL_S,
     OWN_CREDIT,
     PULL_S,
+    ROTATING_PULL_S,
     Credits,
     Place,
     Pull,
@@ -217,7 +218,7 @@ def test_owed_or_idle_every_place_of_batch_is_asked_in_turn_and_soon(
     for turn in range(32):
         plan = worker.plan(held=held, now_s=2.0 + turn)
         [pull] = [pull for pull in plan if pull.place.lane == "batch"]
-        assert pull.expires_s == BATCH_PULL_S
+        assert pull.expires_s == (OWED_PULL_S if held else ROTATING_PULL_S)
         assert worker.plan(held=held, now_s=2.0 + turn) == []
         reached.append(pull.place.partition)
         for each in plan:
