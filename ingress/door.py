@@ -4,6 +4,7 @@ Rule: pure; whoever goes through is counted as standing behind until the broker'
 until it is known that it never will. So each that goes through lands once, whatever comes of it.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -37,6 +38,12 @@ class Door:
     def quiet(self) -> bool:
         """Whether there is nothing to be read or released."""
         return not self.queue.depth and not self.behind
+
+    def watermark(self, most: int, *, slots: int, standing_s: float, now_s: float) -> int:
+        """Return how many may stand behind: `most`, or fewer where slots become free so seldom that
+        the last of them would stand there for longer than `standing_s`, beyond any fair order."""
+        ends = self._forecast.ends_within(standing_s, slots=slots, now_s=now_s)
+        return most if ends is None else min(most, slots + max(1, math.ceil(ends)))
 
     def is_open(self, watermark: int) -> bool:
         """Tell whether requests pass straight on."""

@@ -149,6 +149,15 @@ class Forecast:
                 turn=_turn(reading),
             )
 
+    def ends_within(self, seconds: float, *, slots: int, now_s: float) -> float | None:
+        """Return how many requests end in so long while all of the model's slots are busy; None
+        where nothing tells."""
+        last = self._last
+        if last is None or not 0 < slots <= last.slots:
+            return None
+        ends = self._ends.rates(now_s=now_s, turn=_turn(last))
+        return None if ends is None else ends.units_per_s * seconds
+
     def wait_s(
         self, *, now_s: float, slots: int, behind: int, waiting: int, ahead_tokens: float
     ) -> float:
@@ -159,7 +168,7 @@ class Forecast:
         """
         last = self._last
         if last is None or not 0 < slots <= last.slots:
-            return 0.0  # those that came since the last reading have not been measured
+            return 0.0  # slots that came since the last reading have not been measured
         wait_s, turn = 0.0, _turn(last)
         ends = self._ends.rates(now_s=now_s, turn=turn)
         if ends is not None and behind > last.slots:

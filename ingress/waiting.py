@@ -5,7 +5,9 @@ straight on while REQUESTS holds less than the watermark of their model: twice t
 live workers, since as many may run as wait (10,000 without a worker). Above it they wait in a fair
 queue and are let go as the broker's count falls. The count is the broker's own, read more often
 near the watermark; what this node let go since is added. Other nodes' requests show with the next
-reading, so the watermark holds but for what they let go in between.
+reading, so the watermark holds but for what they let go in between. Where slots become free so
+seldom that those above them would stand there for long, fewer may: else these alone used up
+everybody's patience, and who comes most often took each place that becomes free.
 
 Each lane of a model has a door: what stands in `batch` must not take the place of others.
 
@@ -44,6 +46,10 @@ log = logging.getLogger(__name__)
 PATIENCE_S: Final = 30.0
 """How long a request waits here at most."""
 WATERMARK_WITHOUT_WORKERS: Final = 10_000
+STANDING_SHARE: Final = 0.25
+"""So much of its patience a request may stand in JetStream before a slot is free, about."""
+STANDING_S_MIN: Final = 0.1
+"""Some readings of the queue: between two of them slots must not run empty."""
 READ_S: Final = 0.01
 READ_QUIET_S: Final = 1.0
 READ_SHARE: Final = 4
@@ -123,7 +129,7 @@ class WaitingRoom:
         """
         self.check(model, ticket)
         door = self._door(model, ticket.lane)
-        watermark = self._watermark(model, ticket.lane)
+        watermark = self._watermark(model, ticket.lane, door)
         if door.is_open(watermark):
             door.pass_on(ticket)
             if door.behind * 2 > watermark:
@@ -138,7 +144,7 @@ class WaitingRoom:
         """
         door = self._door(model, ticket.lane)
         now_s = self._clock()
-        if not door.is_open(self._watermark(model, ticket.lane)):
+        if not door.is_open(self._watermark(model, ticket.lane, door)):
             if self._draining:
                 raise Draining("This node is stopping.")
             full = door.queue.full_for(ticket)
@@ -208,7 +214,7 @@ class WaitingRoom:
         return taken
 
     def _mark(self, model: str, lane: Lane, door: Door) -> Mark:
-        bound = self._watermark(model, lane)
+        bound = self._watermark(model, lane, door)
         return Mark(slots=self._slots_of(model), watermark=bound, queued=door.behind)
 
     def drain(self) -> None:
@@ -226,7 +232,7 @@ class WaitingRoom:
             for (model, lane), door in list(self._doors.items()):
                 if not door.quiet:
                     await self._count(model, lane, door)
-                    self._release(self._watermark(model, lane), door)
+                    self._release(self._watermark(model, lane, door), door)
                     self._expire(model, door)
             took_s = loop.time() - started_s
             await asyncio.sleep(max(READ_S, took_s * READ_SHARE))
@@ -282,10 +288,13 @@ class WaitingRoom:
             door.queue.withdraw(ticket.request)
             door.left.note(ticket, now_s=self._clock())
 
-    def _watermark(self, model: str, lane: Lane) -> int:
+    def _watermark(self, model: str, lane: Lane, door: Door) -> int:
         slots = self._slots_of(model)
-        bound = 2 * slots if lane == "online" else (slots + 1) // 2
-        return bound or self._watermark_idle
+        most = 2 * slots if lane == "online" else (slots + 1) // 2
+        standing_s = max(STANDING_S_MIN, STANDING_SHARE * self.patience_s)
+        return door.watermark(
+            most or self._watermark_idle, slots=slots, standing_s=standing_s, now_s=self._clock()
+        )
 
     async def _count(self, model: str, lane: Lane, door: Door) -> None:
         landed = door.landed

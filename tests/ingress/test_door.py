@@ -1,14 +1,20 @@
 """The door: nobody goes through twice, and who has gone through is counted until it has landed."""
 
+import random
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ingress.admission import FairQueue, Ticket
 from ingress.door import Door
+from ingress.waiting import STANDING_S_MIN, STANDING_SHARE
 
+SLOTS = 16
 WATERMARK = 4
 PATIENCE_S = 30.0
 
@@ -132,3 +138,76 @@ def test_while_a_crowd_waits_who_comes_last_is_told_how_long() -> None:
     foreseen_s = door.foreseen_s(ticket("last", at_s=now_s), slots=2, now_s=now_s)
     assert foreseen_s is not None
     assert 45 <= foreseen_s <= 55
+
+
+@dataclass
+class House:
+    """Slots behind a door, and two tenants before it, by a simulated clock."""
+
+    service_s: float
+    patience_s: float
+    tick_s: float
+    door: Door = field(default_factory=lambda: Door(FairQueue()))
+    now_s: float = 0.0
+    ended: int = 0
+    running: list[float] = field(default_factory=list)
+    behind: list[Ticket] = field(default_factory=list)
+    taken: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    busy: list[int] = field(default_factory=list)
+
+    def watermark(self) -> int:
+        standing_s = max(STANDING_S_MIN, STANDING_SHARE * self.patience_s)
+        return self.door.watermark(2 * SLOTS, slots=SLOTS, standing_s=standing_s, now_s=self.now_s)
+
+    def tick(self, dice: random.Random) -> None:
+        """Let end who is done, begin who stands next, read and let go."""
+        done = sum(until_s <= self.now_s for until_s in self.running)
+        self.running = sorted(self.running)[done:]
+        self.ended += done
+        while self.behind and len(self.running) < SLOTS:
+            self.behind.pop(0)
+            self.running.append(self.now_s + self.service_s * dice.uniform(0.5, 1.5))
+        stored = len(self.behind) + len(self.running)
+        self.door.count(
+            stored, ended=self.ended, landed=self.door.landed, slots=SLOTS, now_s=self.now_s
+        )
+        for ticket in self.door.release(self.watermark(), now_s=self.now_s):
+            self.store(ticket)
+        for ticket in self.door.queue.expire(now_s=self.now_s):
+            self.refused[ticket.tenant] += 1
+        self.busy.append(len(self.running))
+        self.now_s += self.tick_s
+
+    def store(self, ticket: Ticket) -> None:
+        self.door.landed += 1
+        self.behind.append(ticket)
+        self.taken[ticket.tenant] += 1
+
+    def ask(self, tenant: str, number: int) -> None:
+        until_s = self.now_s + self.patience_s
+        one = Ticket(f"{number}", tenant, "standard", 1, 9, 9, 9, self.now_s, until_s)
+        if self.door.foreseen_s(one, slots=SLOTS, now_s=self.now_s) is not None:
+            self.refused[tenant] += 1
+        elif self.door.is_open(self.watermark()):
+            self.door.pass_on(one)
+            self.store(one)
+        else:
+            self.door.queue.offer(one)
+
+
+@pytest.mark.parametrize(("service_s", "patience_s"), [(40.0, 30.0), (0.5, 0.2), (0.5, 2.0)])
+def test_a_loud_tenant_takes_nothing_of_a_quiet_ones_share_however_long_answers_take(
+    service_s: float, patience_s: float
+) -> None:
+    house = House(service_s, patience_s, tick_s=service_s / 100)
+    dice, ticks = random.Random(1), 3000
+    for n in range(ticks):
+        house.tick(dice)
+        house.ask("loud", n)  # over six times what the slots can do
+        if n % 50 == 25:  # a tenth of it
+            house.ask("quiet", -n)
+    assert house.refused["loud"] > 0.7 * ticks
+    assert house.refused["quiet"] <= 1
+    busy = house.busy[ticks // 3 :]
+    assert sum(busy) >= 0.98 * SLOTS * len(busy)
