@@ -140,6 +140,10 @@ class RemoteAdmission:
         withdrawing = asyncio.create_task(self._withdraw(tenant, request, left))
         try:
             return await asked
+        except BrokerUnavailable:
+            # An ingress that gave no answer in time may have it wait yet, to be run for nobody.
+            await self._signal(tenant, request)
+            raise
         finally:
             withdrawing.cancel()
 
@@ -147,9 +151,12 @@ class RemoteAdmission:
         """Have a request that nobody waits for leave ingress's waiting room, once it is there."""
         await left()
         while True:
-            with contextlib.suppress(BrokerAway):
-                await self._bus.publish(subjects.cancel_signal(tenant, request), b"")
+            await self._signal(tenant, request)
             await asyncio.sleep(WITHDRAW_S)
+
+    async def _signal(self, tenant: str, request: str) -> None:
+        with contextlib.suppress(BrokerAway):
+            await self._bus.publish(subjects.cancel_signal(tenant, request), b"")
 
     async def admit_response(
         self,

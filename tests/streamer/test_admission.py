@@ -1,12 +1,17 @@
 """A streamer asks any ingress; one that is stopping is not the last word."""
 
+import asyncio
+import time
+
 import msgspec
 import pytest
 
-from headrace.bus import Bus
-from schemas import admit
-from schemas.admit import Answer, RefusalText
-from schemas.errors import Draining, InvalidApiKey, Refusal
+from headrace.bus import Bus, Message
+from schemas import admit, subjects
+from schemas.admit import Answer, Caller, RefusalText
+from schemas.errors import BrokerUnavailable, Draining, InvalidApiKey, Refusal
+from schemas.subjects import new_request_id
+from streamer import admission
 from streamer.admission import DRAINING_TRIES, RemoteAdmission
 from tests.broker import with_bus
 
@@ -52,3 +57,37 @@ def test_another_refusal_is_final(nats_url: str) -> None:
     with pytest.raises(InvalidApiKey):
         identified(nats_url, ingress)
     assert ingress.asked == 1
+
+
+def test_a_request_whose_admission_is_not_answered_in_time_is_cancelled(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "ADMIT_TIMEOUT_S", 0.2)
+    request = new_request_id()
+
+    async def have_it_wait(_: bytes) -> bytes:
+        await asyncio.Event().wait()
+        raise AssertionError("it waits for ever")
+
+    async def run(bus: Bus) -> str:
+        heard: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        async def cancelled(message: Message) -> None:
+            heard.set_result(message.subject)
+
+        await bus.subscribe(subjects.CANCEL_SIGNALS, cancelled)
+        await bus.add_service(admit.SERVICE, "for a test", {admit.ADMIT: have_it_wait})
+        with pytest.raises(BrokerUnavailable):
+            await RemoteAdmission(bus, local=True).admit(
+                Caller("t"),
+                b"{}",
+                chat=True,
+                request=request,
+                streamer="s",
+                deadline_s=time.time() + 60,
+                left=asyncio.Event().wait,
+            )
+        async with asyncio.timeout(5):
+            return await heard
+
+    assert with_bus(nats_url, run) == subjects.cancel_signal("t", request)
