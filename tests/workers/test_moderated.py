@@ -244,6 +244,14 @@ def test_arguments_of_tool_calls_are_moderated_each_by_itself() -> None:
     assert outcome.reasons == ("content_filter",)
 
 
+def test_a_call_that_is_cut_in_the_step_that_begins_it_keeps_its_name() -> None:
+    name, arguments = call(0, "", id="call_0", name="f"), call(0, "ok abc")
+    both = Piece(0, "", (0,), None, {"tool_calls": [name, arguments]})  # as vLLM's parsers do
+    outcome = run(Speaking([both]), moderation("abc"))
+    assert calls_of(outcome) == {0: "ok "}
+    assert outcome.reasons == ("content_filter",)
+
+
 def thought(*parts: str) -> list[Piece]:
     return [Piece(0, "", (k,), None, {"reasoning": part}) for k, part in enumerate(parts)]
 
