@@ -92,6 +92,19 @@ class ModerationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             if named:
                 raise ValueError("patterns are for the moderator 'patterns'")
 
+    @property
+    def looks_at_requests(self) -> bool:
+        """Whether there is anything to look for in requests."""
+        return self.input and self._looks_for(self.input_patterns)
+
+    @property
+    def looks_at_answers(self) -> bool:
+        """Whether there is anything to look for in answers: else they need not be held back."""
+        return self.output and self._looks_for(self.output_patterns)
+
+    def _looks_for(self, patterns: tuple[str, ...]) -> bool:
+        return self.moderator != "patterns" or bool(self.patterns or patterns)
+
 
 class PatternModerator:
     """The built-in moderator: regular expressions."""

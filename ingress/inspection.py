@@ -93,7 +93,7 @@ def inspection_of(
     content = config.content
     wanted = content.moderation
     try:
-        moderation = moderation_of(wanted) if wanted and wanted.input else None
+        moderation = moderation_of(wanted) if wanted and wanted.looks_at_requests else None
     except ValueError as error:
         raise BadSetting(f"{config.path}: {error}") from error
     prompts = None

@@ -93,6 +93,26 @@ def test_patterns_go_both_ways_or_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("table", "requests", "answers"),
+    [
+        ('patterns = ["x"]', True, True),
+        ('input_patterns = ["x"]', True, False),
+        ('output_patterns = ["x"]', False, True),
+        ('patterns = ["x"]\ninput = false', False, True),
+        ('patterns = ["x"]\noutput = false', True, False),
+        ('moderator = "m:f"', True, True),
+        ('moderator = "m:f"\noutput = false', True, False),
+    ],
+)
+def test_a_way_with_nothing_to_look_for_is_not_looked_at(
+    tmp_path: Path, table: str, requests: bool, answers: bool
+) -> None:
+    settings = read(tmp_path, f"[moderation]\n{table}").content.moderation
+    assert settings is not None
+    assert (settings.looks_at_requests, settings.looks_at_answers) == (requests, answers)
+
+
+@pytest.mark.parametrize(
     ("table", "why"),
     [
         ('patterns = ["fine", "("]', r"the pattern '\(' is no regular expression"),

@@ -355,6 +355,19 @@ def test_an_own_moderator_is_asked_every_so_many_characters() -> None:
     assert run(Speaking(cut("ab1cd", range(9))), own(Own())).text() == "ab"
 
 
+def test_what_a_moderator_is_being_asked_about_is_held_back_by_then() -> None:
+    class Asked(Own):
+        def check_output(self, said: Said) -> Awaitable[int | None]:
+            held.append(work.held.tokens)
+            return super().check_output(said)
+
+    held: list[int] = []
+    work = Work("r", PROMPT, Sampling(max_tokens=1000))
+    engine = ModeratedEngine(Speaking(cut("abc", range(9))), own(Asked()))
+    asyncio.run(engine.generate(work, Outcome().emit))
+    assert held == [1, 2, 3, 3]
+
+
 def test_where_a_moderator_fails_nothing_goes_out_unless_that_is_wanted() -> None:
     failing = own(Own(broken=True))
     outcome = Outcome()
