@@ -8,6 +8,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol, cast
 
@@ -145,6 +146,8 @@ class Moderation:
         self.failed = 0
         self._moderator = moderator
         self._fast = isinstance(moderator, PatternModerator)
+        # Of its own: one that hangs keeps its thread, and others look up names in the loop's.
+        self._threads = ThreadPoolExecutor(thread_name_prefix="moderator")
 
     async def refuses(self, asked: Asked) -> bool:
         """Tell whether a request is to be refused. Raises ModeratorFailed."""
@@ -173,7 +176,8 @@ class Moderation:
             async with asyncio.timeout(self.settings.timeout_s):
                 if inspect.iscoroutinefunction(check):
                     return await check(shown)
-                answer = await asyncio.to_thread(check, shown)
+                loop = asyncio.get_running_loop()
+                answer = await loop.run_in_executor(self._threads, check, shown)
                 return await answer if inspect.isawaitable(answer) else answer
         except TimeoutError:
             return self._failed("took too long", passing)
