@@ -31,8 +31,13 @@ def on_socket(
 
 
 def plain(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return chunks without what differs from request to request."""
-    return [{name: c[name] for name in c if name not in ("id", "created")} for c in chunks]
+    """Return chunks without what differs from request to request: what was in a worker's cache
+    is among it."""
+    found = [{name: c[name] for name in c if name not in ("id", "created")} for c in chunks]
+    for chunk in found:
+        if chunk.get("usage"):
+            chunk["usage"] = dict(chunk["usage"], prompt_tokens_details=None)
+    return found
 
 
 # Messages
