@@ -8,6 +8,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol, cast
 
@@ -92,6 +93,19 @@ class ModerationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             if named:
                 raise ValueError("patterns are for the moderator 'patterns'")
 
+    @property
+    def looks_at_requests(self) -> bool:
+        """Whether there is anything to look for in requests."""
+        return self.input and self._looks_for(self.input_patterns)
+
+    @property
+    def looks_at_answers(self) -> bool:
+        """Whether there is anything to look for in answers: else they need not be held back."""
+        return self.output and self._looks_for(self.output_patterns)
+
+    def _looks_for(self, patterns: tuple[str, ...]) -> bool:
+        return self.moderator != "patterns" or bool(self.patterns or patterns)
+
 
 class PatternModerator:
     """The built-in moderator: regular expressions."""
@@ -132,6 +146,8 @@ class Moderation:
         self.failed = 0
         self._moderator = moderator
         self._fast = isinstance(moderator, PatternModerator)
+        # Of its own: one that hangs keeps its thread, and others look up names in the loop's.
+        self._threads = ThreadPoolExecutor(thread_name_prefix="moderator")
 
     async def refuses(self, asked: Asked) -> bool:
         """Tell whether a request is to be refused. Raises ModeratorFailed."""
@@ -160,7 +176,8 @@ class Moderation:
             async with asyncio.timeout(self.settings.timeout_s):
                 if inspect.iscoroutinefunction(check):
                     return await check(shown)
-                answer = await asyncio.to_thread(check, shown)
+                loop = asyncio.get_running_loop()
+                answer = await loop.run_in_executor(self._threads, check, shown)
                 return await answer if inspect.isawaitable(answer) else answer
         except TimeoutError:
             return self._failed("took too long", passing)

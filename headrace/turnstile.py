@@ -45,6 +45,7 @@ class Turnstile:
         if len(self._lingering) < LINGERING_MAX:
             transport.set_protocol(_Turned(transport, answer, self._lingering))
         else:
+            transport.set_protocol(asyncio.Protocol())  # what was never let in has no end either
             transport.write(answer)
             transport.close()
         return False

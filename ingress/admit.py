@@ -128,7 +128,9 @@ class Ingress:
         cost = _cost(model, ask, len(tokens), policy)
         state = step(state, State.COSTED)
         if self.inspection is not None:
-            await self.inspection.look(origin.request, origin.caller.tenant, policy, ask, model)
+            await self.inspection.look(
+                *(origin.request, origin.caller.tenant, policy, ask, model), body_bytes=body_bytes
+            )
         ours = _ours(origin, policy, response)
         echo = model.prompter.echo(ask, tokens) if isinstance(ask, CompletionRequest) else ""
         envelope = envelope_of(ours, ask, cost, tokens, card=model.card, echo=echo)

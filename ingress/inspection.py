@@ -5,9 +5,14 @@ import asyncio
 import os
 import re
 from collections.abc import Mapping
-from typing import Final
 
-from headrace.moderation import Asked, Moderation, ModeratorFailed, moderation_of
+from headrace.moderation import (
+    INLINE_CHARACTERS_MAX,
+    Asked,
+    Moderation,
+    ModeratorFailed,
+    moderation_of,
+)
 from headrace.patterns import compile_patterns
 from headrace.settings import BadSetting, ConfigFile
 from ingress.catalogue import Model
@@ -16,9 +21,6 @@ from ingress.texts import texts_of
 from schemas.errors import ContentPolicyViolation, ModerationUnavailable
 from schemas.openai import ChatRequest, CompletionRequest
 from schemas.tenant import Policy
-
-INLINE_TOKENS_MAX: Final = 1024
-"""More token ids are decoded in a thread."""
 
 
 class Inspection:
@@ -35,12 +37,15 @@ class Inspection:
         policy: Policy,
         ask: ChatRequest | CompletionRequest,
         model: Model,
+        *,
+        body_bytes: int,
     ) -> None:
-        """Look at a request. Raises ContentPolicyViolation and ModerationUnavailable."""
+        """Look at a request, read from a body of this size. Raises ContentPolicyViolation and
+        ModerationUnavailable."""
         moderation = self.moderation if policy.moderation else None
         if moderation is None and self._prompts is None:
             return
-        texts = await _texts(ask, model)
+        texts = await _texts(ask, model, body_bytes)
         name = model.card.name
         try:
             if moderation is not None:
@@ -54,10 +59,16 @@ class Inspection:
             self._prompts.write(request=request, tenant=tenant, model=name, texts=texts)
 
 
-async def _texts(ask: ChatRequest | CompletionRequest, model: Model) -> tuple[str, ...]:
-    if isinstance(ask, CompletionRequest) and len(ask.tokens or ()) > INLINE_TOKENS_MAX:
-        return await asyncio.to_thread(texts_of, ask, model.prompter)
-    return texts_of(ask, model.prompter)
+async def _texts(
+    ask: ChatRequest | CompletionRequest, model: Model, body_bytes: int
+) -> tuple[str, ...]:
+    """Return the texts of a request; those of a large one in a thread: the others must not wait.
+
+    16 MiB of documents are some million strings, whatever the template makes of them: 3 s.
+    """
+    if body_bytes <= INLINE_CHARACTERS_MAX:
+        return texts_of(ask, model.prompter)
+    return await asyncio.to_thread(texts_of, ask, model.prompter)
 
 
 async def _moderate(
@@ -82,7 +93,7 @@ def inspection_of(
     content = config.content
     wanted = content.moderation
     try:
-        moderation = moderation_of(wanted) if wanted and wanted.input else None
+        moderation = moderation_of(wanted) if wanted and wanted.looks_at_requests else None
     except ValueError as error:
         raise BadSetting(f"{config.path}: {error}") from error
     prompts = None

@@ -25,7 +25,7 @@ DEFAULTS: Final = tuple(
         r"(?<!\d)\d(?:[ -]?\d){12,18}(?!\d)",  # 13 to 19 digits, as cards have
         r"(?i:bearer)\s+[A-Za-z0-9._~+/=-]+",
         r"\b(?:sk|pk|rk|hr)-[A-Za-z0-9_-]{8,}",  # API keys; ours begin with hr-
-        r"(?<![\w-])eyJ[\w-]++\.[\w-]++\.[\w-]*+",  # JSON Web Tokens
+        r"(?<![\w-])eyJ[\w-]++(?:\.[\w-]*+)++",  # JSON Web Tokens, encrypted or cut off too
     )
 )
 

@@ -1,7 +1,8 @@
 """What a client says, as texts: what a moderator is shown, and what is logged of a prompt.
 
 Rule: whatever of a request the model reads and the client wrote is in it: the turns of every role,
-their names, reasoning and tool calls, the tools, the documents and variables of the template.
+their names, reasoning and tool calls with their ids, the tools, the documents and variables of the
+template, their numbers too.
 """
 
 from collections.abc import Iterator
@@ -30,7 +31,9 @@ def _of_message(message: ChatMessage) -> Iterator[str]:
     yield message.refusal or ""
     yield message.reasoning or message.reasoning_content or ""
     yield message.name or ""
+    yield message.tool_call_id or ""
     for call, read in zip(message.tool_calls or (), plain.get("tool_calls", ()), strict=False):
+        yield call.id or ""
         yield call.function.name
         arguments = call.function.arguments
         if isinstance(arguments, str):
@@ -40,12 +43,16 @@ def _of_message(message: ChatMessage) -> Iterator[str]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield every string of a JSON value, names of members too."""
+    """Yield every string and number of a JSON value, names of members too."""
     waiting = [value]
     while waiting:
         match waiting.pop():
             case str(text):
                 yield text
+            case bool():
+                pass
+            case int() | float() as number:
+                yield str(number)
             case dict(members):
                 waiting += [*reversed(members.values()), *reversed(members)]
             case list(items):

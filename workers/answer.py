@@ -125,26 +125,29 @@ def _lag(lag: int, logprobs: tuple[TokenLogprob, ...], characters: int) -> int:
 
 
 def _beginning(piece: Piece, characters: int) -> Piece:
-    """Return a piece with the first characters of its texts alone."""
+    """Return a piece with the first characters of its texts alone, in the order of `texts_of`."""
+    left = characters
+
+    def begun(text: str) -> str:
+        nonlocal left
+        shown = text[:left]
+        left -= len(shown)
+        return shown
+
+    members = piece.delta or {}
     delta: dict[str, Any] = {}
+    for member, value in members.items():
+        if isinstance(value, str) and left:
+            delta[member] = begun(value)
+    text = begun(piece.text)
     calls = []
-    text = ""
-    for name, said in texts_of(piece):
-        shown, characters = said[:characters], max(0, characters - len(said))
-        if not shown:
+    for call in members.get(CALLS) or ():
+        if not left:
             break
-        if name == CONTENT:
-            text = shown
-        elif isinstance(name, str):
-            delta[name] = shown
-        else:
-            calls.append(_call_beginning(piece, name, shown))
+        function = call.get("function") or {}
+        if arguments := function.get("arguments"):
+            call = {**call, "function": {**function, "arguments": begun(arguments)}}
+        calls.append(call)  # a call's name may stand before its arguments, in an entry of its own
     if calls:
         delta[CALLS] = calls
     return Piece(piece.choice, text, piece.tokens, None, delta or None)
-
-
-def _call_beginning(piece: Piece, index: int, arguments: str) -> dict[str, Any]:
-    assert piece.delta is not None
-    [call] = [call for call in piece.delta[CALLS] if call["index"] == index]
-    return {**call, "function": {**call["function"], "arguments": arguments}}

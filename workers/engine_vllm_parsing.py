@@ -104,7 +104,8 @@ class ParsedChat:
                 finished=ends,
             )
         except Exception as error:  # a parser is not ours, and may raise anything
-            raise EngineFailed(f"the model's parser failed: {error}") from error
+            # Its kind alone: the words may repeat what the model said, and nobody has looked at it.
+            raise EngineFailed(f"the model's parser failed: {type(error).__name__}") from error
         logprobs = piece.logprobs if self._parsing.reasoning else None
         if said is None:
             return piece._replace(text="", logprobs=logprobs)

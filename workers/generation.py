@@ -153,9 +153,9 @@ class Generation:
     async def resume(self, made: Sequence[Piece], *, resume_at: int) -> None:
         """Go on after `made`; this attempt publishes again what the log lacks: the pieces from
         `resume_at` on. Raises BrokerAway and BrokerRefused."""
+        self._ran = True  # by an earlier attempt
         self._made = tuple(made)
-        self._seq = span(made)
-        self._unacked_seq = resume_at
+        self._seq, self._unacked_seq = span(made), resume_at
         seq = 0
         for piece in made:
             if seq >= resume_at:
@@ -181,9 +181,10 @@ class Generation:
             held=self._held,
         )
         self._running = asyncio.create_task(engine.generate(work, self._emit), name="generate")
-        self._ran = not self.cancelled.is_set()
-        if not self._ran:
+        if self.cancelled.is_set():
             self._running.cancel()
+        else:
+            self._ran = True
 
     async def abandon(self) -> None:
         """Stop the engine's work without a word: the request is another's."""

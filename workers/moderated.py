@@ -99,8 +99,9 @@ class _Answers:
     async def take(self, pieces: Sequence[Piece]) -> None:
         """Take what a step made, and give out what may go. Raises NotModerated, and _Filtered."""
         out: list[Piece] = []
+        self.made += span(pieces)
+        self._work.held.tokens = self.made - self._sent  # before a moderator takes its time
         for piece in pieces:
-            self.made += len(piece.tokens)
             answer = self._choices[piece.choice]
             if not answer.over:
                 await self._grow(answer, piece)
@@ -155,7 +156,7 @@ def moderate(engine: Engine, config: ConfigFile) -> Engine:
     """Return the engine as the configuration wants it: itself, where nothing looks at answers.
     Raises BadSetting."""
     wanted = config.content.moderation
-    if wanted is None or not wanted.output:
+    if wanted is None or not wanted.looks_at_answers:
         return engine
     try:
         return ModeratedEngine(engine, moderation_of(wanted))

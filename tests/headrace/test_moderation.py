@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,26 @@ def test_patterns_go_both_ways_or_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("table", "requests", "answers"),
+    [
+        ('patterns = ["x"]', True, True),
+        ('input_patterns = ["x"]', True, False),
+        ('output_patterns = ["x"]', False, True),
+        ('patterns = ["x"]\ninput = false', False, True),
+        ('patterns = ["x"]\noutput = false', True, False),
+        ('moderator = "m:f"', True, True),
+        ('moderator = "m:f"\noutput = false', True, False),
+    ],
+)
+def test_a_way_with_nothing_to_look_for_is_not_looked_at(
+    tmp_path: Path, table: str, requests: bool, answers: bool
+) -> None:
+    settings = read(tmp_path, f"[moderation]\n{table}").content.moderation
+    assert settings is not None
+    assert (settings.looks_at_requests, settings.looks_at_answers) == (requests, answers)
+
+
+@pytest.mark.parametrize(
     ("table", "why"),
     [
         ('patterns = ["fine", "("]', r"the pattern '\(' is no regular expression"),
@@ -161,6 +182,30 @@ def test_a_failing_moderator_lets_nothing_pass_unless_that_is_wanted(
 def test_a_place_outside_of_the_text_is_a_failure(own: Any) -> None:
     with pytest.raises(ModeratorFailed, match="no place"):
         asyncio.run(own().cut(Said("t", "m", "odd", 0, False)))
+
+
+def test_moderators_that_hang_keep_nobody_else_from_a_thread() -> None:
+    class Hanging:
+        def check_input(self, _asked: Asked) -> bool:
+            return released.wait(60)
+
+        def check_output(self, _said: Said) -> int | None:
+            raise NotImplementedError
+
+    released = threading.Event()
+    found = Moderation(ModerationSettings(moderator="m:f", timeout_s=0.05), Hanging())
+
+    async def go() -> int:
+        try:
+            asking = [found.refuses(asked("good")) for _ in range(100)]
+            answers = await asyncio.gather(*asking, return_exceptions=True)
+            assert {type(answer) for answer in answers} == {ModeratorFailed}
+            async with asyncio.timeout(10):
+                return await asyncio.to_thread(threading.get_ident)
+        finally:
+            released.set()
+
+    assert asyncio.run(go()) != threading.get_ident()
 
 
 def test_a_long_input_is_searched_beside_the_event_loop() -> None:

@@ -199,12 +199,15 @@ def test_more_than_can_linger_are_answered_all_the_same(monkeypatch: pytest.Monk
     monkeypatch.setattr(turnstiles, "LINGERING_MAX", 2)
 
     async def scenario() -> None:
+        faults: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
         async with served(Bounds(connections_max=ONE)) as (serving, _):
             await inside(serving, 1)
             late = [await client(serving) for _ in range(20)]
             for each in late:
                 check(await each.reader.read(-1), b"503 ", "connections_full")
                 each.writer.close()
+        assert faults == []
 
     running(scenario)
 

@@ -32,6 +32,7 @@ def shown(text: str, *, characters_max: int = 1000) -> str:
         "sk-proj-Abc123_xyz-789",
         "hr-Zm9vYmFyYmF6cXV4",
         "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl",
+        "eyJhbGciOiJkaXIifQ..aXY.Y2lwaGVydGV4dA.dGFn",
     ],
 )
 def test_secrets_are_replaced_whole(secret: str) -> None:
@@ -61,6 +62,16 @@ def test_only_the_beginning_of_texts_is_joined() -> None:
     assert joined(["ab", "cd", "ef"], 4) == "ab\nc"
     assert joined(["ab", "cd"], 99) == "ab\ncd"
     assert joined([], 9) == ""
+
+
+def test_of_a_token_that_is_longer_than_what_is_looked_at_nothing_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    token = "eyJhbGciOiJIUzI1NiJ9." + "A" * 9000 + ".c2lnbmF0dXJl"
+    prompts = PromptLog(redact=[], characters_max=30)
+    prompts.write(request="req_1", tenant="t", model="m", texts=[f"say {token}"])
+    assert line(caplog)["prompt"] == f"say {MASK}"
 
 
 def line(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:

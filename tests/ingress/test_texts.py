@@ -35,7 +35,7 @@ def test_turns_of_every_role_are_shown(prompter: Prompter) -> None:
         {"role": "user", "content": "u3", "name": "n"},
     ]
     found = chat_texts(prompter, messages=messages)
-    assert found == ("s", "d", "u1\nu2", "r", "f", '{"a": "b"}', "t", "u3", "n")
+    assert found == ("s", "d", "u1\nu2", "r", "c", "f", '{"a": "b"}', "t", "c", "u3", "n")
 
 
 def test_tools_documents_and_variables_are_shown(prompter: Prompter) -> None:
@@ -47,16 +47,18 @@ def test_tools_documents_and_variables_are_shown(prompter: Prompter) -> None:
     found = chat_texts(
         prompter,
         tools=[{"type": "function", "function": function}],
-        documents=[{"title": "doc"}],
-        chat_template_kwargs={"k": "v", "number": 5},
+        documents=[{"title": "doc", "card": 4111111111111111}],
+        chat_template_kwargs={"k": "v", "number": 5.25, "yes": True, "none": None},
     )
     assert {"u", "f", "does it", "p", "e1", "e2", "doc", "k", "v"} <= set(found)
+    assert {"4111111111111111", "5.25"} <= set(found)
+    assert not {"True", "1", "None"} & set(found)
 
 
 def test_arguments_given_as_an_object_are_shown(prompter: Prompter) -> None:
-    call = {"function": {"name": "f", "arguments": {"a": ["b", {"c": "d"}]}}}
+    call = {"function": {"name": "f", "arguments": {"a": ["b", {"c": "d"}, 7]}}}
     found = chat_texts(prompter, messages=[{"role": "assistant", "tool_calls": [call]}])
-    assert found == ("f", "a", "b", "c", "d")
+    assert found == ("f", "a", "b", "c", "d", "7")
 
 
 def test_escapes_in_arguments_hide_nothing(prompter: Prompter) -> None:

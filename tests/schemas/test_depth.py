@@ -1,6 +1,7 @@
 """Facts about how deeply JSON may be nested."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -59,6 +60,17 @@ def test_megabytes_of_brackets_are_refused(text: bytes) -> None:
 
 def test_as_many_lists_as_there_may_be_pass() -> None:
     check_depth(b"[" + b"[]," * (CONTAINERS_MAX - 2) + b"[]]")
+
+
+def test_strings_with_brackets_between_lists_are_counted_before_they_are_taken_apart() -> None:
+    check_depth(b"[" + b'["["],' * (CONTAINERS_MAX - 2) + b'["["]]')
+    text = b"[" + b'["["],' * (16 * MIB // 6) + b"1]"
+    tracemalloc.start()
+    with pytest.raises(InvalidRequest, match=f"more than {CONTAINERS_MAX}"):
+        check_depth(text)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 2 * len(text)  # as pieces of two characters it would be 20 times as much
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from headrace.settings import EngineKind, EngineSettings, JsonObject
-from schemas.wire import Sampling, Structured
+from schemas.wire import Parsing, Piece, Sampling, Structured
 from workers.card import ParserNames, parser_names
-from workers.engine_vllm_parsing import structured_params
+from workers.engine import EngineFailed
+from workers.engine_vllm_parsing import ParsedChat, structured_params
 from workers.engines import read_source
 from workers.sim.vocabulary import tokenizer_files
 
@@ -73,3 +74,17 @@ def test_a_card_names_the_parsers_before_any_worker_runs(tmp_path: Path) -> None
     card = read_source(settings).card
     assert (card.tool_parser, card.reasoning_parser) == ("hermes", None)
     assert card.parses
+
+
+class Failing:
+    """A parser that quotes what it cannot read."""
+
+    def parse_delta(self, *, delta_text: str, **_more: Any) -> Any:
+        raise ValueError(f"no tool call: {delta_text!r}")
+
+
+def test_a_parser_that_fails_tells_nothing_of_what_the_model_said() -> None:
+    chat = ParsedChat(None, [Failing()], {}, Parsing(), [1])
+    with pytest.raises(EngineFailed) as raised:
+        chat.read(Piece(0, "quokka", (5,)), ends=False)
+    assert str(raised.value) == "the model's parser failed: ValueError"

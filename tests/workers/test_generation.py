@@ -5,11 +5,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from headrace import topology
-from headrace.bus import Bus
-from schemas.wire import Piece, Usage
+from headrace.bus import Bus, Message
+from headrace.settle import read_settlement
+from schemas import subjects
+from schemas.subjects import Settlement
+from schemas.wire import Failed, Piece, Usage, decode_frame
 from tests.broker import with_bus
 from tests.queue import envelope, place
 from tests.servers import NatsServer
+from tests.waiting import until
 from workers.engine import Finish
 from workers.generation import Generation
 from workers.history import read_history
@@ -38,6 +42,35 @@ def test_more_than_one_message_holds_is_stored_in_several(own_nats: NatsServer) 
         history = read_history(await read_log(bus, generation.envelope.reply))
         assert history.ended
         assert [piece.tokens for piece in history.pieces] == [(n,) for n in range(COUNT)]
+
+    with_bus(own_nats.url, test)
+
+
+def test_what_is_given_up_after_it_ran_elsewhere_is_charged_before_its_client_hears_of_it(
+    own_nats: NatsServer,
+) -> None:
+    async def test(bus: Bus) -> None:
+        await topology.apply(bus)
+        generation = Generation(bus, envelope(place()), place="requests.x", worker="w", ack="ack")
+        heard: list[Settlement | type[Failed]] = []
+
+        async def settled(message: Message) -> None:
+            heard.append(read_settlement(message.data))
+
+        async def framed(message: Message) -> None:
+            if isinstance(decode_frame(message.data), Failed):
+                heard.append(Failed)
+
+        await bus.subscribe(subjects.SETTLEMENTS, settled)
+        await bus.subscribe(generation.envelope.reply, framed)
+        await generation.claim_again()
+        await generation.resume((), resume_at=0)
+        await generation.fail("worker_lost", "It was given up.")
+        await until(lambda: len(heard) == 2)
+        [settlement, end] = heard
+        assert isinstance(settlement, Settlement)
+        assert settlement.tokens == len(generation.envelope.prompt) // 4 > 0
+        assert end is Failed
 
     with_bus(own_nats.url, test)
 

@@ -244,6 +244,14 @@ def test_arguments_of_tool_calls_are_moderated_each_by_itself() -> None:
     assert outcome.reasons == ("content_filter",)
 
 
+def test_a_call_that_is_cut_in_the_step_that_begins_it_keeps_its_name() -> None:
+    name, arguments = call(0, "", id="call_0", name="f"), call(0, "ok abc")
+    both = Piece(0, "", (0,), None, {"tool_calls": [name, arguments]})  # as vLLM's parsers do
+    outcome = run(Speaking([both]), moderation("abc"))
+    assert calls_of(outcome) == {0: "ok "}
+    assert outcome.reasons == ("content_filter",)
+
+
 def thought(*parts: str) -> list[Piece]:
     return [Piece(0, "", (k,), None, {"reasoning": part}) for k, part in enumerate(parts)]
 
@@ -345,6 +353,19 @@ def test_an_own_moderator_is_asked_every_so_many_characters() -> None:
         (24, True),
     ]
     assert run(Speaking(cut("ab1cd", range(9))), own(Own())).text() == "ab"
+
+
+def test_what_a_moderator_is_being_asked_about_is_held_back_by_then() -> None:
+    class Asked(Own):
+        def check_output(self, said: Said) -> Awaitable[int | None]:
+            held.append(work.held.tokens)
+            return super().check_output(said)
+
+    held: list[int] = []
+    work = Work("r", PROMPT, Sampling(max_tokens=1000))
+    engine = ModeratedEngine(Speaking(cut("abc", range(9))), own(Asked()))
+    asyncio.run(engine.generate(work, Outcome().emit))
+    assert held == [1, 2, 3, 3]
 
 
 def test_where_a_moderator_fails_nothing_goes_out_unless_that_is_wanted() -> None:
