@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from headrace.bus import Bus
 from headrace.dismiss import dismiss
 from schemas.subjects import requests_of
 from tests.broker import with_bus
@@ -97,6 +98,15 @@ class Metered:
         tier = "ingress" if self.streamers else "gateway"
         return int(door.metrics()[f"headrace_{tier}_requests_waiting"])
 
+    def queued(self) -> int:
+        """Return how many requests are in REQUESTS, running ones too."""
+
+        async def count(bus: Bus) -> int:
+            info = await bus.api("STREAM.INFO.REQUESTS", {"subjects_filter": "requests.>"})
+            return sum((info["state"].get("subjects") or {}).values())
+
+        return with_bus(self.nats_url, count)
+
     def ledger(self, request: str) -> dict[str, int]:
         """Return what all engines did for a request."""
         found = {"starts": 0, "aborts": 0, "tokens": 0}
@@ -128,10 +138,16 @@ class Metered:
         body = chat("waits", model=model, stream=True)
         with self.busy(model):
             with ExitStack() as stack:
-                for door in (*range(len(self.doors)),) * 3:  # two fit, while nobody has counted
+                doors = (*range(len(self.doors)),) * 3  # two fit, while nobody has counted
+                for door in doors:
                     stack.callback(self.sent("free", body, door).close)
                 wait_for(
-                    lambda: all(map(self.waiting_at, self.doors)), within_s=15, what="a full room"
+                    lambda: (
+                        all(map(self.waiting_at, self.doors))
+                        and self.waiting() + self.queued() == 1 + len(doors)
+                    ),
+                    within_s=15,
+                    what="a full room",
                 )
                 yield self.waiting()
             wait_for(lambda: self.waiting() == 0, within_s=15, what="an empty room")
