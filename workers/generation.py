@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from headrace import journal
-from headrace.bus import BrokerAway, BrokerRefused, Bus, Message, stored
+from headrace.bus import API_TIMEOUT_S, BrokerAway, BrokerRefused, Bus, Message, stored
 from headrace.settle import settle, settlement_of
 from schemas import subjects
 from schemas.life import State, step
@@ -44,7 +44,7 @@ CHECKPOINT_S: Final = 2.0
 PATIENCE_S: Final = 60.0
 """How long after its deadline a request's end is worth storing."""
 CLAIM_TIMEOUT_S: Final = 30.0
-"""Longer than brokers pause: a claim that is stored after all, unknown to us, counts as a death."""
+"""Of a claim that may follow others: one stored after all, unknown to us, counts as a death."""
 _FRAME_BYTES: Final = 4096  # what a frame holds besides its pieces, and the protocol's own lines
 _WRONG_LAST_SEQUENCE: Final = 10071
 
@@ -144,10 +144,9 @@ class Generation:
         return self._attempt
 
     async def _claim(self, *, resume_at: int | None, headers: dict[str, str] | None) -> None:
-        frame = Started(0, self._worker, resume_at, self.envelope.shape)
-        ack = await self._bus.store(
-            self.envelope.reply, encode_frame(frame), headers=headers, timeout_s=CLAIM_TIMEOUT_S
-        )
+        frame = encode_frame(Started(0, self._worker, resume_at, self.envelope.shape))
+        wait_s = CLAIM_TIMEOUT_S if headers is None else API_TIMEOUT_S
+        ack = await self._bus.store(self.envelope.reply, frame, headers=headers, timeout_s=wait_s)
         self._attempt = ack.seq
 
     async def resume(self, made: Sequence[Piece], *, resume_at: int) -> None:
