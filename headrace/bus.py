@@ -243,15 +243,17 @@ class Bus:
             store = await self._js.object_store(bucket)
             await store.put(name, content)
 
-    async def get_blob(self, bucket: str, name: str) -> bytes | None:
+    async def get_blob(self, bucket: str, name: str, *, timeout_s: float = 10.0) -> bytes | None:
         """Return a file's content, None if there is none. Raises BrokerAway and BrokerRefused."""
         self._check_connected()
         with _translated():
-            store = await self._js.object_store(bucket)
-            try:
-                return (await store.get(name)).data
-            except (ObjectNotFoundError, NotFoundError):
-                return None
+            # nats-py waits for ever for chunks that another's put of the file has just replaced.
+            async with asyncio.timeout(timeout_s):
+                store = await self._js.object_store(bucket)
+                try:
+                    return (await store.get(name)).data
+                except (ObjectNotFoundError, NotFoundError):
+                    return None
 
     async def close(self) -> None:
         """Send what is pending and disconnect."""

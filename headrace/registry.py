@@ -160,7 +160,7 @@ async def publish_card(bus: Bus, card: ModelCard, files: Mapping[str, bytes]) ->
     names = {}
     for name, content in files.items():
         digest = hashlib.sha256(content).hexdigest()
-        if await bus.get_blob(subjects.BLOBS, digest) is None:
+        if not await _is_there(bus, digest):
             await bus.put_blob(subjects.BLOBS, digest, content)
         names[name] = digest
     card = msgspec.structs.replace(card, files=names)

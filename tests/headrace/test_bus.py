@@ -166,6 +166,18 @@ def test_connecting_waits_for_a_broker_that_comes_late(own_nats: NatsServer) -> 
     asyncio.run(test())
 
 
+def test_a_file_whose_chunks_are_gone_is_not_waited_for(nats_url: str) -> None:
+    async def test(bus: Bus) -> None:
+        config = {"name": "OBJ_holes", "subjects": ["$O.holes.C.>", "$O.holes.M.>"]}
+        await bus.api("STREAM.CREATE.OBJ_holes", config | {"allow_rollup_hdrs": True})
+        await bus.put_blob("holes", "a", b"content")
+        assert await bus.purge("OBJ_holes", "$O.holes.C.>") == 1
+        with pytest.raises(BrokerAway):
+            await bus.get_blob("holes", "a", timeout_s=0.3)
+
+    with_bus(nats_url, test)
+
+
 def test_while_the_broker_is_away_everything_fails_at_once(own_nats: NatsServer) -> None:
     async def test(bus: Bus) -> None:
         await asyncio.to_thread(own_nats.stop)
