@@ -4,7 +4,8 @@ and one that does not read is cut.
 As it stands, uvicorn closes the connection right behind its close frame. Where it has not read all
 that the client sent, the kernel makes that a reset, and the client never sees the frame: so for
 messages that are too big. Where the client does not read, what it was sent keeps the connection
-open for ever.
+open for ever. And a server that stops says 1012 to every socket before its application, which knows
+more, can say anything.
 """
 
 from typing import Any, Final
@@ -79,6 +80,19 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             del self.request, self.response  # the handshake's; a socket may be open for days
         if self.close_sent:
             self._cut_later()
+
+    def shutdown(self) -> None:
+        """Close, as the server does. The application, which may have a last word for the client and
+        a code of its own, has half of the server's grace for that."""
+        if self.handshake_complete and not self.close_sent:
+            patience_s = (self.config.timeout_graceful_shutdown or 0) / 2
+            self.loop.call_later(patience_s, self._shut)
+        else:
+            super().shutdown()
+
+    def _shut(self) -> None:
+        if not self.disconnected:
+            super().shutdown()
 
     async def run_asgi(self) -> None:
         """Run the application; it is over when that returns."""

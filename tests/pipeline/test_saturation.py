@@ -16,10 +16,13 @@ import pytest
 from tests.pipeline.asking import CHAT, chat, hook, refusal
 from tests.pipeline.conftest import Mode
 from tests.pipeline.metered import Metered, exchange, metered
+from tests.pipeline.slots import slots
 from tests.servers import wait_for
 from tests.waiting import until
 
 SLOTS = 4
+QUEUED_MAX = 2 * SLOTS
+"""How many are let into the queue, running ones too, while others wait at the door."""
 SERVICE_MS = 300.0
 TERMS = {
     "free": "",
@@ -68,6 +71,18 @@ class Crowd:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
+async def crowded(house: Metered, clients: Crowd, **tenants: int) -> None:
+    """Have so many requests of each wait, all of them before the first is served."""
+    async with slots(house, "pair") as pair:
+        pair.ask("free", SLOTS)
+        for _ in range(SLOTS):
+            await pair.next()
+        for tenant, count in tenants.items():
+            clients.send(tenant, count)
+        there = sum(tenants.values()) - QUEUED_MAX
+        await until(lambda: asyncio.to_thread(lambda: house.waiting() >= there), within_s=60)
+
+
 @asynccontextmanager
 async def crowd(house: Metered, door: int = 0) -> AsyncIterator[Crowd]:
     clients = Crowd(house, door)
@@ -75,7 +90,7 @@ async def crowd(house: Metered, door: int = 0) -> AsyncIterator[Crowd]:
         yield clients
     finally:
         await clients.leave()
-        await until(lambda: house.waiting() == 0)
+        await until(lambda: asyncio.to_thread(lambda: house.waiting() == 0))
 
 
 def test_a_quiet_tenant_waits_about_one_service_time_behind_a_loud_ones_200(
@@ -84,8 +99,7 @@ def test_a_quiet_tenant_waits_about_one_service_time_behind_a_loud_ones_200(
     async def run() -> list[int]:
         between = []
         async with crowd(house) as clients:
-            clients.send("loud", 200)
-            await until(lambda: house.waiting() > 150)
+            await crowded(house, clients, loud=200)
             for _ in range(20):
                 before = len(clients.answered)
                 assert (await clients.ask("quiet")).status_code == 200
@@ -101,10 +115,8 @@ def test_a_quiet_tenant_waits_about_one_service_time_behind_a_loud_ones_200(
 def test_tenants_of_weight_3_and_1_are_served_3_to_1_while_both_wait(house: Metered) -> None:
     async def run() -> list[str]:
         async with crowd(house) as clients:
-            clients.send("heavy", 150)
-            clients.send("light", 150)
-            await until(lambda: house.waiting() > 250)
-            begun = len(clients.answered) + 2 * SLOTS  # these passed in their order of arrival
+            await crowded(house, clients, heavy=150, light=150)
+            begun = len(clients.answered) + QUEUED_MAX  # these passed in their order of arrival
             await until(lambda: len(clients.answered) >= begun + 120, within_s=90)
             return clients.answered[begun : begun + 120]
 
@@ -115,8 +127,7 @@ def test_tenants_of_weight_3_and_1_are_served_3_to_1_while_both_wait(house: Mete
 def test_who_may_have_three_waiting_is_refused_a_fourth_at_once(house: Metered) -> None:
     async def run() -> list[httpx.Response]:
         async with crowd(house) as clients:
-            clients.send("loud", 100)
-            await until(lambda: house.waiting() > 80)
+            await crowded(house, clients, loud=100)
             return await asyncio.gather(*[clients.ask("bounded") for _ in range(10)])
 
     answers = asyncio.run(run())
@@ -131,8 +142,7 @@ def test_the_time_to_come_again_shrinks_as_the_backlog_drains(house: Metered) ->
     async def run() -> list[int]:
         told = []
         async with crowd(house) as clients:
-            clients.send("loud", 150)
-            await until(lambda: house.waiting() > 120)
+            await crowded(house, clients, loud=150)
             await until(lambda: len(clients.answered) > 20)
             while house.waiting() > 4:
                 answer = await clients.ask("never")

@@ -10,8 +10,7 @@ import pytest
 
 from tests.pipeline.conftest import Mode
 from tests.pipeline.metered import metered
-from tests.pipeline.test_saturation import SLOTS, crowd
-from tests.waiting import until
+from tests.pipeline.test_saturation import SLOTS, crowd, crowded
 
 pytestmark = [
     pytest.mark.slow,
@@ -27,8 +26,7 @@ def test_a_quiet_tenant_waits_about_one_service_time_behind_a_loud_ones_1000(
     async def run() -> list[int]:
         between = []
         async with crowd(house) as clients:
-            clients.send("loud", LOUD)
-            await until(lambda: house.waiting() > LOUD - 50, within_s=30)
+            await crowded(house, clients, loud=LOUD)
             for _ in range(20):
                 before = len(clients.answered)
                 assert (await clients.ask("quiet")).status_code == 200
@@ -36,7 +34,7 @@ def test_a_quiet_tenant_waits_about_one_service_time_behind_a_loud_ones_1000(
         return between
 
     models = {"pair": f'{{"max_num_seqs": {SLOTS}}}'}
-    tenants = {"loud": "", "quiet": ""}
+    tenants = {"free": "", "loud": "", "quiet": ""}
     # The last of a thousand would wait for 75 s: without patience it would be refused at once.
     patience = ("--queue-patience-s", "200")
     with metered(mode, tmp_path, tenants=tenants, models=models, last=patience) as house:
