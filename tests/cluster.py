@@ -6,7 +6,8 @@ from pathlib import Path
 
 from headrace.bus import BrokerAway, BrokerRefused, Bus
 from tests.broker import with_bus
-from tests.servers import Process, free_port, wait_for
+from tests.servers import Process, free_port
+from tests.waiting import wait_for
 
 SIZE = 3
 START_S_MAX = 30.0

@@ -8,11 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
 START_S_MAX = 20.0
@@ -27,15 +28,6 @@ def free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-
-
-def wait_for(fact: Callable[[], bool], *, within_s: float, what: str) -> None:
-    """Return once the fact holds; fail with `what` when it does not in time."""
-    give_up_s = time.monotonic() + within_s
-    while not fact():
-        if time.monotonic() > give_up_s:
-            raise TimeoutError(f"not within {within_s:g} s: {what}")
-        time.sleep(0.02)
 
 
 class Process:
@@ -178,4 +170,4 @@ def wait_ready(process: Process, url: str) -> None:
         assert process.alive, process.said()
         return answers(f"{url}/readyz")
 
-    wait_for(ready, within_s=START_S_MAX, what=f"{url}/readyz\n{process.said()[-2000:]}")
+    wait_for(ready, within_s=START_S_MAX, what=lambda: f"{url}/readyz\n{process.said()[-2000:]}")

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.servers import free_port, node, wait_for, wait_ready
+from tests.servers import free_port, node, wait_ready
+from tests.waiting import wait_for
 
 START_S_MAX = 60.0
 

@@ -22,7 +22,7 @@ from tests.clients.asking import (
     hook,
     says,
 )
-from tests.servers import wait_for
+from tests.waiting import wait_for
 
 # The SDK's own affair with the library of its socket.
 pytestmark = pytest.mark.filterwarnings(

@@ -17,7 +17,8 @@ import pytest
 
 from tests.compose import files, programs
 from tests.compose.files import SECRETS, environment
-from tests.servers import ROOT, START_S_MAX, Process, answers, free_port, node, wait_for, wait_ready
+from tests.servers import ROOT, START_S_MAX, Process, answers, free_port, node, wait_ready
+from tests.waiting import wait_for
 
 KEY = SECRETS["HEADRACE_API_KEY"]
 STREAMERS = ("127.0.0.2", "127.0.0.3")

@@ -13,7 +13,7 @@ from websockets.sync.client import connect
 
 from tests.compose.conftest import KEY, STREAMERS, Composed
 from tests.pipeline.asking import CHAT, chat, collect, hook, refusal, stream
-from tests.servers import wait_for
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,6 @@ import asyncio
 import itertools
 import json
 import re
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -22,7 +21,8 @@ import pytest
 
 from headrace import topology
 from headrace.bus import BusSettings, connection
-from tests.servers import NatsServer, Process, free_port, node, wait_for, wait_ready
+from tests.servers import NatsServer, Process, free_port, node, wait_ready
+from tests.waiting import wait_for
 
 GAUGES = re.compile(r"_(inflight|waiting|running|open|reserved)$")
 REST_S_MAX = 3.0
@@ -205,10 +205,7 @@ class System:
             gauges = {name: n for each in self.nodes for name, n in each.gauges().items() if n}
             return gauges | ({"REQUESTS": queued} if (queued := self.queued()) else {})
 
-        give_up_s = time.monotonic() + within_s
-        while left := busy():
-            assert time.monotonic() < give_up_s, f"still busy after {within_s} s: {left}"
-            time.sleep(0.05)
+        wait_for(lambda: not busy(), within_s=within_s, what=lambda: f"rest, with {busy()}")
 
 
 def _apply(nats_url: str) -> None:

@@ -16,7 +16,8 @@ from headrace.topology import Sizes
 from tests.broker import with_bus
 from tests.pipeline.asking import CHAT, chat, hook
 from tests.pipeline.conftest import Mode, Node, front, page, worker
-from tests.servers import answers, wait_for, wait_ready
+from tests.servers import answers, wait_ready
+from tests.waiting import wait_for
 
 
 class Broker(Protocol):

@@ -15,8 +15,9 @@ import httpx
 from tests.pipeline.asking import CHAT, chat
 from tests.pipeline.conftest import Mode, Node, _apply, front, page, worker
 from tests.queue import headrace
-from tests.servers import NatsServer, wait_for, wait_ready
+from tests.servers import NatsServer, wait_ready
 from tests.signing import SECRET
+from tests.waiting import wait_for
 
 KEYS = {
     name: f"sk-{name}-{secrets.token_hex(16)}"

@@ -20,7 +20,8 @@ from schemas.subjects import requests_of
 from tests.broker import with_bus
 from tests.pipeline.asking import CHAT, chat, hook
 from tests.pipeline.conftest import Mode, Node, _apply, front, page, worker
-from tests.servers import NatsServer, answers, wait_for
+from tests.servers import NatsServer, answers
+from tests.waiting import wait_for
 
 SOON_S = 3.0
 """Within a second, and what a busy machine adds."""

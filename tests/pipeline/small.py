@@ -9,7 +9,8 @@ from pathlib import Path
 import httpx
 
 from tests.pipeline.conftest import _apply, page
-from tests.servers import NatsServer, Process, free_port, node, wait_for, wait_ready
+from tests.servers import NatsServer, Process, free_port, node, wait_ready
+from tests.waiting import wait_for
 
 AT_DEBUG = """
 import functools, logging, runpy, sys

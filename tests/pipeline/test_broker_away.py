@@ -11,7 +11,8 @@ from headrace import topology
 from tests.broker import with_bus
 from tests.pipeline.asking import CHAT, chat, collect, hook, refusal, stream
 from tests.pipeline.conftest import Mode, Node, front, worker
-from tests.servers import NatsServer, answers, wait_for, wait_ready
+from tests.servers import NatsServer, answers, wait_ready
+from tests.waiting import wait_for
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pytest
 from tests.cluster import NatsCluster
 from tests.pipeline.asking import CHAT, chat, hook
 from tests.pipeline.faulty import Faulty, River, river, running, whole
-from tests.servers import wait_for
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 

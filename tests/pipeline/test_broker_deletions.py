@@ -10,7 +10,8 @@ from tests.broker import with_bus
 from tests.pipeline.asking import CHAT, chat, collect, hook
 from tests.pipeline.conftest import Mode, front
 from tests.pipeline.faulty import Faulty, River, river, running, whole
-from tests.servers import NatsServer, wait_for, wait_ready
+from tests.servers import NatsServer, wait_ready
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,8 @@ from headrace.bus import BusSettings, connection
 from tests.pipeline.asking import CHAT, chat, collect, hook, refusal
 from tests.pipeline.conftest import Mode, worker
 from tests.pipeline.faulty import Faulty, River, river, running, whole
-from tests.servers import NatsServer, wait_for, wait_ready
+from tests.servers import NatsServer, wait_ready
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 

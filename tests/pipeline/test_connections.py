@@ -13,8 +13,9 @@ import pytest
 
 from tests.pipeline.asking import CHAT, chat, hook
 from tests.pipeline.conftest import Node, System, front
-from tests.servers import answers, wait_for, wait_ready
+from tests.servers import answers, wait_ready
 from tests.sse import events_of
+from tests.waiting import wait_for
 
 BOUND = 6
 

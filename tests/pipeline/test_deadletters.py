@@ -20,9 +20,9 @@ from tests.broker import with_bus
 from tests.pipeline.asking import CHAT, chat, collect, hook
 from tests.pipeline.conftest import Node, System, worker
 from tests.queue import asked, envelope, place
-from tests.servers import wait_for, wait_ready
+from tests.servers import wait_ready
 from tests.sse import events_of
-from tests.waiting import until
+from tests.waiting import until, wait_for
 
 
 def read_stream(system: System, request: str) -> list[Any]:

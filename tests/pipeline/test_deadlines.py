@@ -23,10 +23,9 @@ from tests.broker import with_bus
 from tests.pipeline.asking import CHAT, chat, collect, hook, refusal
 from tests.pipeline.conftest import System, worker
 from tests.queue import envelope
-from tests.servers import wait_for
 from tests.sse import events_of
 from tests.talk import talking
-from tests.waiting import until
+from tests.waiting import until, wait_for
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,8 @@ import pytest
 
 from tests.pipeline.asking import CHAT, chat, hook
 from tests.pipeline.conftest import System, worker
-from tests.servers import wait_for, wait_ready
+from tests.servers import wait_ready
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 

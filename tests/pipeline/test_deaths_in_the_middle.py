@@ -13,8 +13,9 @@ import pytest
 
 from tests.pipeline.asking import CHAT, COMPLETIONS, chat, hook, stream_raw
 from tests.pipeline.conftest import Node, System, page, worker
-from tests.servers import wait_for, wait_ready
+from tests.servers import wait_ready
 from tests.sse import events_of
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 

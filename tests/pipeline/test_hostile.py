@@ -9,7 +9,8 @@ import pytest
 
 from tests.pipeline.asking import CHAT, COMPLETIONS, chat, collect, hook, refusal, stream
 from tests.pipeline.conftest import Node, System, worker
-from tests.servers import answers, wait_for
+from tests.servers import answers
+from tests.waiting import wait_for
 
 
 def _nested(depth: int) -> Any:

@@ -27,8 +27,7 @@ from schemas.wire import (
 from tests.broker import with_bus
 from tests.pipeline.asking import CHAT, COMPLETIONS, chat, hook, refusal
 from tests.pipeline.conftest import System
-from tests.servers import wait_for
-from tests.waiting import until
+from tests.waiting import until, wait_for
 
 PIECES = [f"{number} " for number in range(30)]
 

@@ -10,7 +10,8 @@ import pytest
 
 from tests.pipeline.asking import CHAT, chat, hook
 from tests.pipeline.conftest import Node, System, front, models_at, worker
-from tests.servers import wait_for, wait_ready
+from tests.servers import wait_ready
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,8 @@ import pytest
 
 from tests.pipeline.asking import CHAT, COMPLETIONS, chat, refusal
 from tests.pipeline.conftest import Node, System
-from tests.servers import free_port, node, wait_for, wait_ready
+from tests.servers import free_port, node, wait_ready
+from tests.waiting import wait_for
 
 KEY = f"sk-{secrets.token_hex(16)}"
 

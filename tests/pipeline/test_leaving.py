@@ -16,7 +16,7 @@ from headrace.bus import BusSettings, connection
 from headrace.cancel import cancel
 from tests.pipeline.asking import CHAT, COMPLETIONS, chat, collect, hook, stream
 from tests.pipeline.conftest import System
-from tests.servers import wait_for
+from tests.waiting import wait_for
 
 LEAVES_WITHIN_S = 1.0
 

@@ -29,9 +29,8 @@ from tests.pipeline.metered import (
     until_used,
 )
 from tests.queue import headrace
-from tests.servers import wait_for
 from tests.talk import talking
-from tests.waiting import until
+from tests.waiting import until, wait_for
 
 pytestmark = pytest.mark.slow
 

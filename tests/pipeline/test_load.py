@@ -6,8 +6,8 @@ import psutil
 
 from tests.pipeline.asking import CHAT, chat, hook, stream_raw
 from tests.pipeline.conftest import System
-from tests.servers import wait_for
 from tests.sse import events_of
+from tests.waiting import wait_for
 
 STREAMS = 200
 TOKENS = 200

@@ -12,9 +12,8 @@ import pytest
 from tests.pipeline.asking import CHAT, chat, hook, refusal
 from tests.pipeline.conftest import Mode
 from tests.pipeline.metered import LONG, Metered, key_of, metered
-from tests.servers import wait_for
 from tests.talk import talking
-from tests.waiting import until
+from tests.waiting import until, wait_for
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,8 @@ from headrace import topology
 from tests.broker import with_bus
 from tests.pipeline.asking import CHAT, chat, hook
 from tests.pipeline.conftest import Node, front, models_at, page, worker
-from tests.servers import NatsServer, wait_for, wait_ready
+from tests.servers import NatsServer, wait_ready
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.pipeline.asking import CHAT, COMPLETIONS, chat, hook
 from tests.pipeline.small import Small, small
-from tests.servers import wait_for
 from tests.talk import talking
+from tests.waiting import wait_for
 
 MARK = "quokka"
 SECRETS = ("jane@example.com", "4111 1111 1111 1111", "sk-live-abcdefgh1234", "hr-Zm9vYmFyYmF6")

@@ -17,8 +17,9 @@ from headrace.ticket import Ticket, load_tickets
 from tests.broker import with_bus
 from tests.pipeline.asking import CHAT, chat, collect, hook, refusal, stream
 from tests.pipeline.conftest import Mode, Node, System, front
-from tests.servers import NatsServer, answers, node, wait_for, wait_ready
+from tests.servers import NatsServer, answers, node, wait_ready
 from tests.sse import events_of
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.parametrize("mode", ["split"], indirect=True, scope="session")
 

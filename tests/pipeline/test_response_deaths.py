@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from tests.pipeline.conftest import Node, System, worker
-from tests.servers import wait_for, wait_ready
+from tests.servers import wait_ready
 from tests.sse import Event, Reader
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 

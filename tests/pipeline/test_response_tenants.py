@@ -15,7 +15,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from tests.pipeline.conftest import Node, _apply, front, worker
-from tests.servers import NatsServer, wait_for, wait_ready
+from tests.servers import NatsServer, wait_ready
+from tests.waiting import wait_for
 
 KEYS = {tenant: f"sk-{secrets.token_hex(16)}" for tenant in ("acme", "b.co")}
 

@@ -21,7 +21,8 @@ from tests.broker import with_bus
 from tests.pipeline.asking import chat, hook
 from tests.pipeline.conftest import GAUGES, models_at
 from tests.pipeline.resuming import Resuming
-from tests.servers import NatsServer, Process, answers, free_port, node, wait_for, wait_ready
+from tests.servers import NatsServer, Process, answers, free_port, node, wait_ready
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 

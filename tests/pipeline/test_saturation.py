@@ -17,8 +17,7 @@ from tests.pipeline.asking import CHAT, chat, hook, refusal
 from tests.pipeline.conftest import Mode
 from tests.pipeline.metered import Metered, exchange, metered
 from tests.pipeline.slots import slots
-from tests.servers import wait_for
-from tests.waiting import until
+from tests.waiting import until, wait_for
 
 SLOTS = 4
 QUEUED_MAX = 2 * SLOTS

@@ -14,7 +14,8 @@ import pytest
 from tests.pipeline.asking import CHAT, Streamed, chat, collect, hook, refusal, stream
 from tests.pipeline.conftest import System, models_at, worker
 from tests.pipeline.resuming import Resuming
-from tests.servers import Process, answers, free_port, node, wait_for, wait_ready
+from tests.servers import Process, answers, free_port, node, wait_ready
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 

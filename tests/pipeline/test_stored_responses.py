@@ -11,8 +11,8 @@ from openai.types.responses import Response
 from schemas.subjects import new_request_id
 from tests.pipeline.asking import refusal
 from tests.pipeline.conftest import System
-from tests.servers import wait_for
 from tests.sse import events_of
+from tests.waiting import wait_for
 
 PIECES = [f"{number} " for number in range(30)]
 

@@ -21,11 +21,10 @@ from tests.pipeline.asking import CHAT, chat, hook, refusal
 from tests.pipeline.conftest import Mode, front, page
 from tests.pipeline.house import KEYS, House, open_house
 from tests.queue import asked, headrace
-from tests.servers import wait_for
 from tests.signing import SECRET, signed
 from tests.sse import events_of
 from tests.talk import talking
-from tests.waiting import until
+from tests.waiting import until, wait_for
 
 pytestmark = pytest.mark.slow
 

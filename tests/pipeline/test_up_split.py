@@ -15,7 +15,8 @@ import openai
 import pytest
 
 from tests.pipeline.asking import CHAT, chat, collect, hook, stream
-from tests.servers import Process, free_port, node, wait_for
+from tests.servers import Process, free_port, node
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 

@@ -23,8 +23,9 @@ from tests.pipeline.asking import CHAT, chat, refusal
 from tests.pipeline.conftest import Mode
 from tests.pipeline.metered import LONG, SOON_S, Metered, key_of, metered
 from tests.queue import asked, headrace, subjects_of
-from tests.servers import ROOT, freeze, wait_for
+from tests.servers import ROOT, freeze
 from tests.talk import talking
+from tests.waiting import wait_for
 
 SCHEMA = json.loads((ROOT / "docs" / "backlog.schema.json").read_text())
 TERMS = {

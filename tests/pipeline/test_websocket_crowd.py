@@ -15,8 +15,9 @@ import pytest
 
 from tests.pipeline.asking import CHAT, chat, hook
 from tests.pipeline.conftest import Node, System, front, models_at
-from tests.servers import wait_for, wait_ready
+from tests.servers import wait_ready
 from tests.talk import Talk, talking
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 

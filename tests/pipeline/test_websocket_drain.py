@@ -8,8 +8,9 @@ import pytest
 
 from tests.pipeline.asking import CHAT, chat, hook
 from tests.pipeline.conftest import System
-from tests.servers import Process, free_port, node, wait_for, wait_ready
+from tests.servers import Process, free_port, node, wait_ready
 from tests.talk import talking
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 

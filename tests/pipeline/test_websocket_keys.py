@@ -11,9 +11,9 @@ import pytest
 
 from tests.pipeline.asking import CHAT, chat, hook
 from tests.pipeline.conftest import Node, System
-from tests.servers import free_port, node, wait_for, wait_ready
+from tests.servers import free_port, node, wait_ready
 from tests.talk import Talk, talking
-from tests.waiting import until
+from tests.waiting import until, wait_for
 
 KEY = f"sk-{secrets.token_hex(16)}"
 

@@ -13,7 +13,8 @@ from headrace import topology
 from headrace.bus import BusSettings, connection
 from streamer.__main__ import StreamerSettings
 from tests.pipeline.asking import CHAT, chat
-from tests.servers import NatsServer, free_port, node, wait_for, wait_ready
+from tests.servers import NatsServer, free_port, node, wait_ready
+from tests.waiting import wait_for
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])

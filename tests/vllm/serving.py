@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.servers import Process, answers, free_port, node, wait_for
+from tests.servers import Process, answers, free_port, node
+from tests.waiting import wait_for
 
 START_S_MAX = 400.0
 """vLLM's start: 10 to 40 s, and ten times that on a machine with as much to do."""

@@ -21,7 +21,8 @@ import pytest
 from openai import BadRequestError, OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
-from tests.servers import ROOT, Process, free_port, node, wait_for
+from tests.servers import ROOT, Process, free_port, node
+from tests.waiting import wait_for
 
 pytestmark = [
     pytest.mark.vllm,

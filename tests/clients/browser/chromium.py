@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 from websockets.sync.client import connect
 
-from tests.servers import Process, wait_for
+from tests.servers import Process
+from tests.waiting import wait_for
 
 FLAGS = (
     "--headless",
