@@ -12,7 +12,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 class Heard:
@@ -144,8 +144,10 @@ class Talk:
 @asynccontextmanager
 async def talking(url: str, path: str, **more: Any) -> AsyncIterator[Talk]:
     """Open a socket for the length of a block; `url` begins with http."""
-    options = {"compression": None, "max_size": None, "open_timeout": 20, "proxy": None} | more
-    socket = await connect(url.replace("http", "ws", 1) + path, **options)
+    options: dict[str, Any] = {"compression": None, "max_size": None, "proxy": None}
+    # A client that has much to read hears a pong late: it does not ask for any.
+    options |= {"open_timeout": 60, "ping_interval": None}
+    socket = await connect(url.replace("http", "ws", 1) + path, **options | more)
     talk = Talk(socket)
     try:
         yield talk

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from typing import Any
 
 import httpx
@@ -54,14 +53,18 @@ def test_both_streamers_are_reached_by_their_paths_on_the_same_origin(composed: 
 
 
 def test_a_token_is_passed_on_when_it_comes(composed: Composed) -> None:
-    body = chat(stream=True, sim=hook(*"abcdef", ttft_ms=0, itl_ms=100))
+    # Nothing comes behind the fifth: who waited for more would wait for longer than the client.
+    body = chat(stream=True, sim=hook(*"abcdef", ttft_ms=0, itl_ms=100, hang_at=5))
+    said = []
     with (
         composed.client() as client,
         client.stream("POST", CHAT, json=body, follow_redirects=True) as answer,
     ):
-        at_s = [time.monotonic() for line in answer.iter_lines() if '"content"' in line]
-    assert len(at_s) == 6
-    assert at_s[-1] - at_s[0] > 0.4
+        for line in answer.iter_lines():
+            said += [line] if '"content"' in line else []
+            if len(said) == 5:
+                break
+    assert [json.loads(line[6:])["choices"][0]["delta"]["content"] for line in said] == [*"abcde"]
 
 
 @pytest.mark.parametrize("key", ["wrong", None])
@@ -139,7 +142,7 @@ def test_no_log_holds_a_ticket_or_the_key(composed: Composed) -> None:
         ticket = location(client, max_tokens=1).rpartition("/")[2]
         assert client.get("/streams/127.0.0.2/v1/replies/" + ticket).status_code in (200, 410)
     log = composed.processes["nginx"]
-    wait_for(lambda: '"/streams/…"' in log.said(), within_s=5, what="the line")
+    wait_for(lambda: '"/streams/…"' in log.said(), within_s=15, what="the line")
     assert ticket not in log.said()
     assert not any(KEY in process.said() for process in composed.processes.values())
 
@@ -191,7 +194,7 @@ def test_a_client_that_leaves_frees_its_slot(composed: Composed) -> None:
     ):
         lines = answer.iter_lines()
         next(lines)
-        assert held() == 1
+        wait_for(lambda: held() == 1, within_s=5, what="a busy worker")
     wait_for(lambda: held() == 0, within_s=2, what="an idle worker")
 
 

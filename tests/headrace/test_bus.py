@@ -16,11 +16,13 @@ from headrace.bus import (
     connection,
     stored,
 )
+from headrace.messages import NobodyAnswers
 from tests.broker import with_bus
 from tests.servers import NatsServer, free_port
 from tests.waiting import until
 
-AT_ONCE_S = 0.2
+LONG_S = 60.0
+"""What nothing here waits for."""
 
 
 async def stream(bus: Bus, name: str, **more: object) -> None:
@@ -46,7 +48,7 @@ def test_a_publish_reaches_a_subscriber(nats_url: str) -> None:
         subscription = await bus.subscribe("hear.*", take)
         await bus.publish("hear.this", b"1")
         await bus.publish("other.this", b"2")
-        await until(lambda: heard, within_s=2)
+        await until(lambda: heard)
         await subscription.unsubscribe()
         await bus.publish("hear.this", b"3")
         await bus.api("INFO")  # a round trip: whatever was to come has come
@@ -62,7 +64,7 @@ def test_an_answer_comes_to_the_one_who_asked(nats_url: str) -> None:
 
         await bus.subscribe("echo", echo)
         answers = await asyncio.gather(
-            *(bus.request("echo", b"%d" % number, timeout_s=2) for number in range(50))
+            *(bus.request("echo", b"%d" % number, timeout_s=15) for number in range(50))
         )
         assert answers == [b"re:%d" % number for number in range(50)]
 
@@ -71,10 +73,8 @@ def test_an_answer_comes_to_the_one_who_asked(nats_url: str) -> None:
 
 def test_a_question_nobody_answers_fails_at_once(nats_url: str) -> None:
     async def test(bus: Bus) -> None:
-        begun_s = time.monotonic()
-        with pytest.raises(BrokerAway):
-            await bus.store("nobody.listens", b"", timeout_s=5)
-        assert time.monotonic() - begun_s < 1.0
+        with pytest.raises(NobodyAnswers):  # and not that it took too long
+            await bus.store("nobody.listens", b"", timeout_s=60)
 
     with_bus(nats_url, test)
 
@@ -85,7 +85,7 @@ def test_a_silent_service_is_given_up_after_its_time(nats_url: str) -> None:
         begun_s = time.monotonic()
         with pytest.raises(BrokerAway, match="silent"):
             await bus.request("silent", b"", timeout_s=0.2)
-        assert 0.15 < time.monotonic() - begun_s < 1.0
+        assert 0.15 < time.monotonic() - begun_s < 15
 
     with_bus(nats_url, test)
 
@@ -149,7 +149,7 @@ def test_connecting_to_nobody_ends_after_its_time() -> None:
         begun_s = time.monotonic()
         with pytest.raises(BrokerAway):
             await connect(BusSettings(f"nats://127.0.0.1:{free_port()}"), name="t", timeout_s=0.5)
-        assert time.monotonic() - begun_s < 2.0
+        assert time.monotonic() - begun_s < 15
 
     asyncio.run(test())
 
@@ -181,22 +181,21 @@ def test_a_file_whose_chunks_are_gone_is_not_waited_for(nats_url: str) -> None:
 def test_while_the_broker_is_away_everything_fails_at_once(own_nats: NatsServer) -> None:
     async def test(bus: Bus) -> None:
         await asyncio.to_thread(own_nats.stop)
-        await until(lambda: not bus.connected, within_s=2)
+        await until(lambda: not bus.connected)
         asked = [
             lambda: bus.publish("a", b""),
-            lambda: bus.store("a", b""),
+            lambda: bus.store("a", b"", timeout_s=LONG_S),
             lambda: bus.store_soon("a", b""),
-            lambda: bus.request("a", b"", timeout_s=5),
-            lambda: bus.api("INFO"),
+            lambda: bus.request("a", b"", timeout_s=LONG_S),
+            lambda: bus.api("INFO", timeout_s=LONG_S),
             lambda: bus.purge("a", "a"),
-            lambda: bus.get_blob("a", "a"),
+            lambda: bus.get_blob("a", "a", timeout_s=LONG_S),
             lambda: bus.put_blob("a", "a", b""),
         ]
         for ask in asked:
-            begun_s = time.monotonic()
-            with pytest.raises(BrokerAway):
-                await ask()
-            assert time.monotonic() - begun_s < AT_ONCE_S
+            async with asyncio.timeout(LONG_S / 20):
+                with pytest.raises(BrokerAway):
+                    await ask()
 
     with_bus(own_nats.url, test)
 
@@ -206,14 +205,14 @@ def test_what_was_refused_while_away_is_not_sent_later(own_nats: NatsServer) -> 
         heard: list[bytes] = []
         await bus.subscribe("kept", collecting(heard))  # type: ignore[arg-type]
         await asyncio.to_thread(own_nats.stop)
-        await until(lambda: not bus.connected, within_s=2)
+        await until(lambda: not bus.connected)
         for _ in range(10):
             with pytest.raises(BrokerAway):
                 await bus.publish("kept", b"away")
         await asyncio.to_thread(own_nats.start)
-        await until(lambda: bus.connected, within_s=5)
+        await until(lambda: bus.connected)
         await bus.publish("kept", b"back")
-        await until(lambda: heard, within_s=2)
+        await until(lambda: heard)
         assert heard == [b"back"]
 
     with_bus(own_nats.url, test)
@@ -230,7 +229,7 @@ def test_a_question_on_a_connection_that_breaks_fails_with_it(own_nats: NatsServ
         for answer in (asking, soon):
             with pytest.raises(BrokerAway):
                 await answer
-        assert time.monotonic() - begun_s < 5.0
+        assert time.monotonic() - begun_s < 20
 
     with_bus(own_nats.url, test)
 
@@ -240,8 +239,8 @@ def test_a_restart_heals_the_connection_its_subscriptions_and_its_watchers(
 ) -> None:
     async def test() -> None:
         async with (
-            connection(BusSettings(own_nats.url), name="one", timeout_s=5) as one,
-            connection(BusSettings(own_nats.url), name="two", timeout_s=5) as two,
+            connection(BusSettings(own_nats.url), name="one", timeout_s=15) as one,
+            connection(BusSettings(own_nats.url), name="two", timeout_s=15) as two,
         ):
             await stream(one, "kept", storage="file")
             await one.store("kept.a", b"1")
@@ -254,12 +253,12 @@ def test_a_restart_heals_the_connection_its_subscriptions_and_its_watchers(
             await one.subscribe("hear", collecting(heard))  # type: ignore[arg-type]
             one.on_reconnect(back)
             await asyncio.to_thread(own_nats.stop)
-            await until(lambda: not one.connected and not two.connected, within_s=2)
+            await until(lambda: not one.connected and not two.connected)
             assert told == []
             await asyncio.to_thread(own_nats.start)
-            await until(lambda: one.connected and two.connected and told, within_s=5)
+            await until(lambda: one.connected and two.connected and told)
             await two.publish("hear", b"again")
-            await until(lambda: heard, within_s=2)
+            await until(lambda: heard)
             assert (told, heard) == (["back"], [b"again"])
             assert (await one.api("STREAM.INFO.kept"))["state"]["messages"] == 1
             assert (await one.store("kept.b", b"2")).seq == 2
@@ -270,10 +269,9 @@ def test_a_restart_heals_the_connection_its_subscriptions_and_its_watchers(
 def test_a_connection_closes_without_fault_while_the_broker_is_away(own_nats: NatsServer) -> None:
     async def test(bus: Bus) -> None:
         await asyncio.to_thread(own_nats.stop)
-        await until(lambda: not bus.connected, within_s=2)
-        begun_s = time.monotonic()
-        await bus.close()
-        assert time.monotonic() - begun_s < 2.0
+        await until(lambda: not bus.connected)
+        async with asyncio.timeout(15):
+            await bus.close()
 
     with_bus(own_nats.url, test)
 

@@ -56,7 +56,7 @@ def test_close_cuts_what_outlasts_the_grace() -> None:
         async with httpx.AsyncClient() as client:
             request = asyncio.create_task(client.get(serving.url))
             await until(lambda: serving.connections)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(15):
                 await serving.close(grace_s=0)
                 with pytest.raises(httpx.HTTPError):
                     (await request).raise_for_status()
@@ -80,7 +80,7 @@ async def told(serving: Serving, *parts: bytes) -> bytes:
 def test_a_head_that_is_not_whole_in_time_is_408_and_the_end(
     part: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "HEAD_S", 0.1)
+    monkeypatch.setattr(connection, "HEAD_S", 1.0)
 
     async def scenario() -> None:
         serving = await at("one")
@@ -109,14 +109,14 @@ def test_a_body_that_is_not_whole_in_time_is_408_and_the_end(
 
 
 def test_an_answer_may_take_longer_than_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEAD_S", 0.1)
-    monkeypatch.setattr(connection, "BODY_S", 0.1)
+    monkeypatch.setattr(connection, "HEAD_S", 1.0)
+    monkeypatch.setattr(connection, "BODY_S", 1.0)
 
     async def scenario() -> None:
         gate = asyncio.Event()
-        asyncio.get_running_loop().call_later(0.5, gate.set)
+        asyncio.get_running_loop().call_later(2.5, gate.set)
         serving = await at("late", gate)
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=30) as client:
             assert (await client.get(serving.url)).text == "late"
             assert (await client.post(serving.url, content=b"a")).status_code == 405
         await serving.close()

@@ -30,7 +30,7 @@ def test_the_first_signal_stops_a_node_with_status_0() -> None:
         assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "drained\n"
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
 
 
 def test_the_second_signal_ends_a_node_at_once() -> None:
@@ -50,7 +50,7 @@ def test_the_second_signal_ends_a_node_at_once() -> None:
         assert process.stdout.readline() == "draining\n"
         process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == "at once\n"
-        assert process.wait(10) == 130
+        assert process.wait(30) == 130
 
 
 def test_the_death_of_a_task_ends_the_node_with_status_1_and_its_name() -> None:
@@ -66,7 +66,7 @@ def test_the_death_of_a_task_ends_the_node_with_status_1_and_its_name() -> None:
         raise SystemExit(lifecycle.run(main))
         """
     ) as process:
-        output, _ = process.communicate(timeout=10)
+        output, _ = process.communicate(timeout=30)
     assert process.returncode == 1
     failed, ends = output.splitlines()
     assert "Z ERROR worker-1 headrace.lifecycle: task heartbeat failed\\nTraceback" in failed
@@ -78,7 +78,7 @@ def test_a_task_that_returns_ends_the_node() -> None:
         return
 
     async def scenario() -> None:
-        async with asyncio.timeout(5), lifecycle.running_tasks() as tasks:
+        async with asyncio.timeout(30), lifecycle.running_tasks() as tasks:
             tasks.start("brief", brief())
             await asyncio.Event().wait()
 
@@ -89,7 +89,7 @@ def test_a_task_that_returns_ends_the_node() -> None:
 
 def test_tasks_are_cancelled_when_the_block_ends() -> None:
     async def scenario() -> bool:
-        async with asyncio.timeout(5), lifecycle.running_tasks() as tasks:
+        async with asyncio.timeout(30), lifecycle.running_tasks() as tasks:
             task = tasks.start("long", asyncio.Event().wait())
         return task.cancelled()
 

@@ -37,7 +37,7 @@ def test_work_after_a_return_is_tried_until_the_broker_takes_it() -> None:
         errands = Errands(lambda: True)
         errands.after_return(work)
         errands.returned()
-        await until(lambda: done == [1], within_s=5)
+        await until(lambda: done == [1])
 
     asyncio.run(test())
 
@@ -56,6 +56,6 @@ def test_work_is_given_up_when_the_connection_breaks_again() -> None:
         errands.returned()
         await until(lambda: tries)
         connected = False
-        await until(lambda: not errands._tasks, within_s=5)
+        await until(lambda: not errands._tasks)
 
     asyncio.run(test())

@@ -58,7 +58,7 @@ async def supervisor(
     told: list[Sequence[ProcessRecord]] | None = None,
 ) -> AsyncIterator[Supervisor]:
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(90),
         supervising(
             stop_order=["gateway", "worker"],
             on_change=lambda records: told.append(records) if told is not None else None,

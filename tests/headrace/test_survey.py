@@ -122,7 +122,10 @@ def test_watching_prints_the_backlog_each_second_with_rates(url: str) -> None:
             assert watching.stdout is not None
             first = json.loads(watching.stdout.readline())
             stored(url, [place() for _ in range(5)])
-            shown = [json.loads(watching.stdout.readline()) for _ in range(2)]
+            shown = [json.loads(watching.stdout.readline())]
+            while shown[-1]["total"]["waiting"] != 5 and len(shown) < 30:
+                shown.append(json.loads(watching.stdout.readline()))
+            shown.append(json.loads(watching.stdout.readline()))
         finally:
             watching.send_signal(2)
         assert watching.wait(10) == 0

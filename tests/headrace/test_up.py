@@ -118,19 +118,19 @@ async def up(tmp_path: Path, environ: dict[str, str], *flags: object) -> AsyncIt
     system = Up(process, data_dir)
     reading = asyncio.create_task(system.read())
     try:
-        await until(lambda: system.line("curl") or process.returncode is not None, within_s=30)
+        await until(lambda: system.line("curl") or process.returncode is not None, within_s=60)
         yield system
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await process.wait()
             await reading
 
 
 def run(environ: dict[str, str], cwd: Path, *args: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        headrace(*args), env=environ, cwd=cwd, capture_output=True, text=True, timeout=30
+        headrace(*args), env=environ, cwd=cwd, capture_output=True, text=True, timeout=60
     )
 
 
@@ -149,9 +149,9 @@ def test_up_serves_says_so_is_listed_and_stops_without_trace(
             assert not system.line("[")  # nats-server's own lines are in its file
             assert "Server is ready" in (system.data_dir / "nats.log").read_text()
             assert system.line("a line of log")
-            await until(lambda: all(map(system.ready, system.ps())))
+            await until(lambda: all(map(system.ready, system.ps())), within_s=60)
 
-            async with connection(BusSettings(url=url), name="test", timeout_s=5) as bus:
+            async with connection(BusSettings(url=url), name="test", timeout_s=15) as bus:
                 assert await registry.read_card(bus, "sim") is not None
 
             listed = await asyncio.to_thread(
@@ -201,7 +201,7 @@ def test_every_process_is_brought_back_and_the_port_of_nats_stays(
 ) -> None:
     async def scenario() -> None:
         async with up(tmp_path, environ) as system:
-            await until(lambda: all(map(system.ready, system.ps())))
+            await until(lambda: all(map(system.ready, system.ps())), within_s=60)
             before = system.ps()
             for name, process in before.items():
                 os.kill(process["pid"], signal.SIGKILL)
@@ -209,10 +209,11 @@ def test_every_process_is_brought_back_and_the_port_of_nats_stays(
                     lambda name=name, process=process: (
                         system.ready(name)  # type: ignore[misc]
                         and system.ps()[name]["pid"] != process["pid"]
-                    )
+                    ),
+                    within_s=60,
                 )
             url = system.line("NATS: ").removeprefix("NATS: ")
-            async with connection(BusSettings(url=url), name="test", timeout_s=5) as bus:
+            async with connection(BusSettings(url=url), name="test", timeout_s=15) as bus:
                 await bus.api("INFO")
 
     asyncio.run(scenario())
@@ -231,7 +232,7 @@ def test_split_runs_ingress_and_streamers_that_come_back_where_they_were(
 ) -> None:
     async def scenario() -> None:
         async with up(tmp_path, environ, "--split", "--ingress", 2, "--streamers", 2) as system:
-            await until(lambda: all(map(system.ready, system.ps())))
+            await until(lambda: all(map(system.ready, system.ps())), within_s=60)
             before = system.ps()
             tiers = [(name, process["tier"]) for name, process in before.items()]
             assert tiers == [
@@ -350,7 +351,7 @@ def test_up_uses_a_broker_of_others_under_names_that_are_its_own(
             async with up(tmp_path, environ, "--nats-url", theirs.url) as system:
                 assert system.line("NATS: ") == f"NATS: {theirs.url}"
                 assert list(system.ps()) == ["gateway", "worker-1"]
-                await until(lambda: all(map(system.ready, system.ps())))
+                await until(lambda: all(map(system.ready, system.ps())), within_s=60)
             [worker] = [line for line in system.lines if line.endswith("-worker-1 drains")]
             assert worker.startswith(f"{socket.gethostname()}-")
             assert server.returncode is None

@@ -46,7 +46,7 @@ def test_a_stream_is_made_again_with_an_operators_own_sizes_and_its_owner_is_tol
         async with looking_after(bus, upkeep):
             await _seen_all(upkeep)
             await bus.api("STREAM.DELETE.REQUESTS")
-            await until(lambda: told, within_s=5)
+            await until(lambda: told)
             config = (await bus.api("STREAM.INFO.REQUESTS"))["config"]
         assert config["max_msgs"] == 7
         assert told == ["REQUESTS"]
@@ -70,7 +70,7 @@ def test_attempts_go_on_rising_in_a_log_that_was_made_again(own_nats: NatsServer
             await _seen_all(upkeep)
             for count in (1, 2):
                 await bus.api("STREAM.DELETE.REPLIES")
-                await until(lambda count=count: len(told) == count, within_s=5)  # type: ignore[misc]
+                await until(lambda count=count: len(told) == count)  # type: ignore[misc]
                 after = await bus.store("replies.s.t.r", b"")
                 assert after.seq > before.seq
                 before = after
@@ -85,11 +85,11 @@ def test_a_node_is_not_ready_without_its_streams_and_is_once_they_are_applied(
 ) -> None:
     async def test(bus: Bus) -> None:
         async with looking_after(bus, Upkeep(bus)):
-            await until(lambda: not bus.ready, within_s=5)
+            await until(lambda: not bus.ready)
             assert bus.connected
             assert "topology apply" in str(bus.fault)
             await topology.apply(bus)
-            await until(lambda: bus.ready, within_s=5)
+            await until(lambda: bus.ready)
 
     with_bus(own_nats.url, test)
     assert sum("cannot be used" in record.message for record in caplog.records) == 1
@@ -117,7 +117,7 @@ def test_nodes_that_notice_at_once_make_one_stream(own_nats: NatsServer) -> None
             for node in nodes:
                 await _seen_all(node)
             await bus.api("STREAM.DELETE.REPLIES")
-            await until(lambda: sorted(told) == [0, 1, 2], within_s=5)
+            await until(lambda: sorted(told) == [0, 1, 2])
             assert bus.ready
 
     with_bus(own_nats.url, test)

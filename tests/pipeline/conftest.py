@@ -52,7 +52,7 @@ GATEWAY_ONLY = {
     "test_an_open_stream_takes_at_most_32_kib": SAME_CODE,
     "test_every_token_of_a_crowd_is_exact_and_an_open_stream_small": SAME_CODE,
     "test_one_slow_reader_takes_bounded_memory_and_nothing_from_the_others": SAME_CODE,
-    "test_a_fast_request_in_a_crowd_ends_as_soon_as_alone": SAME_CODE,
+    "test_a_fast_request_in_a_crowd_waits_for_none_of_it": SAME_CODE,
 }
 """Tests of what exists in a gateway only, and why; and some that take long."""
 

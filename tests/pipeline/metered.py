@@ -214,12 +214,14 @@ def metered(
     tenants: Mapping[str, str],
     models: Mapping[str, str],
     doors: int = 1,
+    every: tuple[str, ...] = (),
     last: tuple[str, ...] = (),
     more: str = "",
 ) -> Iterator[Metered]:
     """Run a system for a block: `tenants` by name with their lines of headrace.toml, `models` by
-    their workers' names with their engine arguments. Split, it has three ingress. `last` are the
-    last door's own flags, `more` is the rest of headrace.toml, which the workers read too."""
+    their workers' names with their engine arguments. Split, it has three ingress. `every` are flags
+    of all doors, `last` the last one's own, `more` is the rest of headrace.toml, which the workers
+    read too."""
     config = folder / "limits.toml"
     tables = []
     for name, terms in tenants.items():
@@ -250,8 +252,8 @@ def metered(
         }
         streamers = fronts("streamer", 1) if mode == "split" else ()
         module, count = ("ingress", 3) if mode == "split" else ("gateway", doors)
-        last_door = front(module, nats.url, folder, *known, *last, name=f"{module}-last")
-        gates = (*fronts(module, count - 1, *known), running(last_door))
+        last_door = front(module, nats.url, folder, *known, *every, *last, name=f"{module}-last")
+        gates = (*fronts(module, count - 1, *known, *every), running(last_door))
         found = Metered(nats.url, gates, streamers, engines)
         for each in (*engines.values(), *found.front):
             url = each.admin_url

@@ -51,7 +51,7 @@ def free(house: Metered, tenant: str) -> bool:
 
 
 def wait_free(house: Metered, tenant: str) -> None:
-    wait_for(lambda: free(house, tenant), within_s=10, what="a place")
+    wait_for(lambda: free(house, tenant), within_s=15, what="a place")
 
 
 def begun(stack: ExitStack, client: httpx.Client, method: str, path: str, **more: Any) -> Any:
@@ -65,7 +65,7 @@ def begun(stack: ExitStack, client: httpx.Client, method: str, path: str, **more
 
 def test_a_stream_counts_to_its_end(house: Metered, stack: ExitStack) -> None:
     client = stack.enter_context(house.client("sse"))
-    body = chat(stream=True, sim=hook("a", "b", itl_ms=1500, ttft_ms=0))
+    body = chat(stream=True, sim=hook("a", "b", itl_ms=6000, ttft_ms=0))
     _, chunks = begun(stack, client, "POST", CHAT, json=body)
     assert full(house, "sse")
     assert b"".join(chunks).endswith(b"[DONE]\n\n")
@@ -73,6 +73,7 @@ def test_a_stream_counts_to_its_end(house: Metered, stack: ExitStack) -> None:
 
 
 def test_an_answer_that_is_not_streamed_counts_to_its_end(house: Metered) -> None:
+    wait_for(lambda: house.running("sim") == 0, within_s=15, what="the end of all before")
     connection = house.sent("whole", chat(sim=LONG))
     wait_for(lambda: house.running("sim") == 1, within_s=10, what="the request to run")
     assert full(house, "whole")
@@ -120,10 +121,12 @@ def test_a_reader_that_attaches_by_key_counts_for_nothing(house: Metered, stack:
     client = stack.enter_context(house.client("attached"))
     body = chat(stream=True, sim=STALLED)
     more = {"json": body, "headers": {"idempotency-key": secrets.token_hex(8)}}
-    first, _ = begun(stack, client, "POST", CHAT, **more)
+    first, *reading = begun(stack, client, "POST", CHAT, **more)
     with ExitStack() as readers:
         for _ in range(3):
-            other, _ = begun(readers, client, "POST", CHAT, **more)
+            # Who drops the chunks to come has left.
+            other, chunks = begun(readers, client, "POST", CHAT, **more)
+            reading.append(chunks)
             assert other.headers["x-request-id"] == first.headers["x-request-id"]
         assert full(house, "attached")
     assert full(house, "attached")  # their leaving ends nothing
@@ -139,10 +142,11 @@ def test_a_stream_that_is_resumed_counts_once_and_to_its_end(
     body = chat(stream=True, on_disconnect="continue", sim=STALLED)
     first, _ = begun(reader, client, "POST", CHAT, json=body)
     request = first.headers["x-request-id"]
-    for _ in range(2):
-        begun(stack, client, "GET", f"{_end(house, first)}/v1/streams/{request}")
+    path = f"{_end(house, first)}/v1/streams/{request}"
+    reading = [begun(stack, client, "GET", path) for _ in range(2)]
     reader.close()
     assert full(house, "resumed")
+    assert len(reading) == 2  # they have read until now
     stack.close()
     assert full(house, "resumed")  # it continues without a reader
     with house.client("resumed") as canceller:

@@ -21,10 +21,11 @@ from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 
-PATIENCE_S = 2.0
-ENDS_WITHIN_S = PATIENCE_S * 2 + 3
+PATIENCE_S = 4.0
+ENDS_WITHIN_S = PATIENCE_S * 2 + 10
 PIECES = [f"<{number}>" for number in range(300)]
-LONG = hook(*PIECES, itl_ms=30, ttft_ms=0)  # nine seconds
+LONG = hook(*PIECES, itl_ms=40, ttft_ms=0)  # twelve seconds: longer than the broker is away
+ENDLESS = hook(*PIECES, itl_ms=1000, ttft_ms=0)
 SLOTS = 4
 FEW_SLOTS = f'{{"max_num_seqs": {SLOTS}}}'
 
@@ -91,19 +92,19 @@ def test_of_a_killed_gateways_requests_only_those_that_somebody_wants_run_on(
     with ExitStack() as streams:
         begun = [
             streams.enter_context(cluster.reading(cluster.dies, body))
-            for body in (chat("lost", sim=LONG), chat("resumed", sim=LONG), kept)
+            for body in (chat("lost", sim=ENDLESS), chat("resumed", sim=LONG), kept)
         ]
         lost, resumed, alone = begun
         for request in begun:
             wait_for(
-                lambda request=request: cluster.ledger(request)["tokens"] > 5,
-                within_s=10,
+                lambda request=request: cluster.ledger(request)["tokens"] > 0,
+                within_s=15,
                 what="some tokens",
             )
         cluster.dies.process.kill()
     url = f"{cluster.stays.url}/v1/streams/{resumed}"
     texts: list[str] = []
-    reader = threading.Thread(target=lambda: texts.append(httpx.get(url, timeout=30).text))
+    reader = threading.Thread(target=lambda: texts.append(httpx.get(url, timeout=60).text))
     reader.start()
     wait_for(lambda: cluster.ledger(lost)["aborts"] == 1, within_s=ENDS_WITHIN_S, what="an abort")
     assert cluster.ledger(lost)["tokens"] < len(PIECES)
@@ -111,28 +112,26 @@ def test_of_a_killed_gateways_requests_only_those_that_somebody_wants_run_on(
     assert [piece for piece in PIECES if texts[0].count(piece) == 1] == PIECES
     assert texts[0].endswith("data: [DONE]\n\n")
     whole = {"starts": 1, "aborts": 0, "tokens": len(PIECES)}
-    wait_for(lambda: cluster.ledger(alone) == whole, within_s=10, what="the end of the kept one")
+    wait_for(lambda: cluster.ledger(alone) == whole, within_s=30, what="the end of the kept one")
     assert cluster.ledger(resumed) == whole
     assert cluster.counted("headrace_worker_requests_orphaned_total") == 1
 
 
 def test_what_a_killed_gateway_left_in_the_queue_never_reaches_an_engine(cluster: Cluster) -> None:
-    busy = chat("busy", model="tiny", sim=hook(*PIECES, itl_ms=60, ttft_ms=0))
+    busy = chat("busy", model="tiny", sim=ENDLESS)
     waits = chat("waits", model="tiny", sim=hook("never"))
     with ExitStack() as streams:
         run = [streams.enter_context(cluster.reading(cluster.stays, busy)) for _ in range(SLOTS)]
         for request in run:
             wait_for(
                 lambda request=request: cluster.ledger(request)["starts"] == 1,
-                within_s=5,
+                within_s=15,
                 what="a start",
             )
         with ExitStack() as dying:  # as many may wait in the queue as run
             left = [dying.enter_context(cluster.reading(cluster.dies, waits)) for _ in run]
             cluster.dies.process.kill()
-        wait_for(
-            lambda: _queued(cluster) == SLOTS, within_s=ENDS_WITHIN_S + 3, what="an emptier queue"
-        )
+        wait_for(lambda: _queued(cluster) == SLOTS, within_s=ENDS_WITHIN_S, what="an emptier queue")
         assert [cluster.ledger(request)["starts"] for request in left] == [0] * SLOTS
         assert [cluster.ledger(request)["aborts"] for request in run] == [0] * SLOTS
 
@@ -155,7 +154,7 @@ def test_a_broker_away_for_longer_than_the_patience_ends_no_request(cluster: Clu
     reader = threading.Thread(target=ask)
     reader.start()
     inflight = "headrace_worker_requests_inflight"
-    wait_for(lambda: cluster.counted(inflight) == 1, within_s=5, what="a request that runs")
+    wait_for(lambda: cluster.counted(inflight) == 1, within_s=15, what="a request that runs")
     cluster.nats.stop()
     back_s = time.monotonic() + 2 * PATIENCE_S
     wait_for(lambda: time.monotonic() > back_s, within_s=3 * PATIENCE_S, what="a long absence")

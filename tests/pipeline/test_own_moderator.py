@@ -14,7 +14,7 @@ moderator = "tests.pipeline.own_moderator:make"
 options = {word = "taboo"}
 hold_back_characters = 12
 check_every_characters = 6
-timeout_s = 0.2
+timeout_s = 3
 """
 
 

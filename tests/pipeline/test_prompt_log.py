@@ -98,7 +98,7 @@ def test_with_log_prompts_there_is_one_redacted_line_of_each_request(telling: Sm
             client.post(CHAT, json=chat(f"never-this {MARK}")),
         ]
     ids = [answer.headers["x-request-id"] for answer in asked]
-    wait_for(lambda: set(ids) <= lines(telling).keys(), within_s=5, what="the lines")
+    wait_for(lambda: set(ids) <= lines(telling).keys(), within_s=15, what="the lines")
     first, long, refused = (lines(telling)[request] for request in ids)
     mask = "[redacted]"
     assert first == {

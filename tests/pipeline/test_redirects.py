@@ -47,7 +47,7 @@ def streamers_known(system: System, count: int) -> None:
             pages = [client.get(f"{door.admin_url}/readyz").json() for door in system.doors]
         return all(page["streamers"] == count for page in pages)
 
-    wait_for(known, within_s=5, what=f"{count} live streamers")
+    wait_for(known, within_s=15, what=f"{count} live streamers")
 
 
 @pytest.fixture
@@ -64,12 +64,14 @@ def third(system: System, tmp_path: Path) -> Iterator[Node]:
 
 
 def sent_to(system: System, streamer: Node, body: dict[str, Any]) -> httpx.Response:
-    """Ask until the redirect names one streamer; follow the others, so that they end."""
+    """Ask until the redirect names one streamer; follow the others and leave, so that they end."""
     for _ in range(12):
         answer = post(system, body)
-        if answer.headers["location"].startswith(streamer.url + "/"):
+        location = answer.headers["location"]
+        if location.startswith(streamer.url + "/"):
             return answer
-        assert get(answer.headers["location"]).status_code == 200
+        with httpx.stream("GET", location, timeout=20, verify=False) as other:
+            assert other.status_code == 200
     raise AssertionError("no redirect to it")
 
 
@@ -86,7 +88,7 @@ def test_a_post_is_sent_on_to_a_live_streamer_and_is_never_cached(system: System
 @pytest.mark.parametrize("streamed", [True, False])
 def test_who_comes_after_the_end_gets_the_whole_answer(system: System, streamed: bool) -> None:
     answer = post(system, chat(stream=streamed, sim=hook(*PIECES, ttft_ms=0, itl_ms=0)))
-    wait_for(lambda: system.queued() == 0, within_s=5, what="the end of the request")
+    wait_for(lambda: system.queued() == 0, within_s=15, what="the end of the request")
     followed = get(answer.headers["location"])
     assert followed.status_code == 200
     if streamed:
@@ -149,15 +151,19 @@ def test_an_error_of_the_engine_has_its_status_when_not_streamed(system: System)
 
 
 def test_a_redirect_that_is_not_followed_is_cancelled_and_its_ticket_gone(system: System) -> None:
+    asked_s = time.monotonic()
     answer = post(system, chat(stream=True, sim=hook("a", ttft_ms=60_000)))
     request = answer.headers["x-request-id"]
-    wait_for(lambda: system.ledger(request)["starts"] == 1, within_s=3, what="a start")
+    wait_for(lambda: system.ledger(request)["starts"] == 1, within_s=15, what="a start")
     waiting = "headrace_streamer_replies_waiting"
-    assert sum(node.metrics()[waiting] for node in system.streamers) == 1
-    begun_s = time.monotonic()
+    wait_for(
+        lambda: sum(node.metrics()[waiting] for node in system.streamers) == 1,
+        within_s=3,
+        what="one that waits for its client",
+    )
     aborted = {"starts": 1, "aborts": 1, "tokens": 0}
     wait_for(lambda: system.ledger(request) == aborted, within_s=7.5, what="an abort")
-    assert time.monotonic() - begun_s > 3.5
+    assert time.monotonic() - asked_s > 4.5
     system.wait_at_rest()
     told = get(answer.headers["location"])
     assert (told.status_code, refusal(told)["code"]) == (410, "gone")
@@ -171,7 +177,7 @@ def test_streams_of_a_killed_ingress_go_on(system: System, tmp_path: Path) -> No
             base_url=door.url, timeout=10, follow_redirects=True, verify=False
         ) as client:
             wait_for(
-                lambda: client.get("/v1/models").json()["data"] != [], within_s=5, what="models"
+                lambda: client.get("/v1/models").json()["data"] != [], within_s=15, what="models"
             )
             body = chat(stream=True, sim=hook(*PIECES, ttft_ms=200, itl_ms=10))
             with client.stream("POST", CHAT, json=body) as answer:
@@ -197,7 +203,7 @@ def test_new_requests_go_to_the_living_when_a_streamer_is_killed_and_its_tickets
     args = ("--nats-url", system.nats_url, "--port", port, "--name", "third")
     back = node("streamer", *args, log=tmp_path / "back.log")
     try:
-        wait_for(lambda: _listens(third.url), within_s=10, what="it is back")
+        wait_for(lambda: _listens(third.url), within_s=20, what="it is back")
         told = get(held.headers["location"])
         assert (told.status_code, refusal(told)["code"]) == (410, "gone")
         streamers_known(system, 3)
@@ -224,14 +230,14 @@ def test_a_streamer_told_to_stop_waits_for_who_is_on_the_way_and_for_its_streams
 ) -> None:
     """It ended at once when no stream was open, and a client that had just been sent there met a
     closed port."""
-    slow = hook(*PIECES, ttft_ms=0, itl_ms=20)
+    slow = hook(*PIECES, ttft_ms=0, itl_ms=100)
     held = sent_to(system, third, chat(stream=True, sim=slow))
     os.kill(third.process.pid, signal.SIGTERM)
-    wait_for(lambda: not answers(f"{third.admin_url}/readyz"), within_s=2, what="readiness 503")
+    wait_for(lambda: not answers(f"{third.admin_url}/readyz"), within_s=15, what="readiness 503")
     assert answers(f"{third.admin_url}/healthz")
     text = get(held.headers["location"]).text
     assert text.endswith("data: [DONE]\n\n")
-    wait_for(lambda: not third.process.alive, within_s=5, what="its end")
+    wait_for(lambda: not third.process.alive, within_s=15, what="its end")
     assert third.process.stop() == 0
     assert "Traceback" not in third.process.said()
     with system.client() as client:
@@ -245,14 +251,14 @@ def test_a_streamer_past_its_grace_ends_streams_with_an_error_and_leaves_nothing
     try:
         wait_ready(brief.process, brief.admin_url)
         streamers_known(system, 3)
-        body = chat(stream=True, sim=hook(*PIECES, ttft_ms=0, itl_ms=100))
+        body = chat(stream=True, sim=hook(*PIECES, ttft_ms=0, itl_ms=300))
         texts: list[str] = []
         held = sent_to(system, brief, body)
         reading = threading.Thread(target=lambda: texts.append(get(held.headers["location"]).text))
         reading.start()
         wait_for(
             lambda: brief.metrics()["headrace_streamer_replies_open"] == 1,
-            within_s=3,
+            within_s=15,
             what="a stream",
         )
         assert brief.process.stop() == 0
@@ -261,7 +267,7 @@ def test_a_streamer_past_its_grace_ends_streams_with_an_error_and_leaves_nothing
         brief.process.kill()
     assert '"code":"stream_interrupted"' in texts[0]
     streamers_known(system, 2)
-    system.wait_at_rest(within_s=system.leaves_within_s)
+    system.wait_at_rest(within_s=30)  # it may be resumed, so it runs on, to its end here
 
 
 def test_without_a_live_streamer_a_request_is_503_and_nothing_is_queued(

@@ -17,15 +17,14 @@ PIECES = [f"{number} " for number in range(80)]
 
 def mortal(system: System, folder: Path, name: str) -> Node:
     """Start a worker of a model of its own."""
-    found = worker(name, system.nats_url, folder, "--served-model-name", "mortal")
-    wait_ready(found.process, found.admin_url)
-    return found
+    return worker(name, system.nats_url, folder, "--served-model-name", "mortal")
 
 
 def test_a_response_whose_worker_dies_goes_on_and_is_replayed_as_it_was(
     system: System, tmp_path: Path
 ) -> None:
     victim = mortal(system, tmp_path, "victim")
+    wait_ready(victim.process, victim.admin_url)
     wait_for(lambda: system.knows("mortal"), within_s=15, what="the model")
     body: dict[str, Any] = {
         "model": "mortal",
@@ -41,14 +40,15 @@ def test_a_response_whose_worker_dies_goes_on_and_is_replayed_as_it_was(
                 raw += part
                 events += reader.feed(part)
                 if len(events) > 12 and not heirs:
-                    heirs.append(mortal(system, tmp_path, "heir"))
                     victim.process.kill()
+                    heirs.append(mortal(system, tmp_path, "heir"))
         numbers = [event.json["sequence_number"] for event in events]
         assert numbers == list(range(len(events)))
         deltas = [e.json["delta"] for e in events if e.name == "response.output_text.delta"]
         assert deltas == PIECES
         assert events[-1].name == "response.completed"
-        assert heirs[0].metrics()["headrace_worker_requests_finished_total"] == 1
+        finished = "headrace_worker_requests_finished_total"
+        wait_for(lambda: heirs[0].metrics()[finished] == 1, within_s=15, what="the heir's end")
         name = events[0].json["response"]["id"]
         with system.client() as client:
             again = client.get(f"/v1/responses/{name}", params={"stream": "true"})

@@ -153,7 +153,7 @@ def test_events_are_those_of_a_post_with_the_stream_s_name(system: System) -> No
 
 def test_one_stream_runs_in_order_and_another_beside_it(system: System) -> None:
     async def test(talk: Talk) -> None:
-        slow = hooked("a", "b", "c", itl_ms=300, ttft_ms=0)
+        slow = hooked("a", "b", "c", itl_ms=2500, ttft_ms=0)
         await talk.create(stream_id="one", **slow)
         await talk.create(stream_id="one", **hooked("d"))
         await talk.create(stream_id="two", **hooked("e"))
@@ -209,7 +209,7 @@ def test_a_response_that_waits_for_a_slot_says_its_id_and_is_cancelled(system: S
     async def test(talk: Talk) -> None:
         names = []
         for stream_id in ("one", "two"):
-            await talk.create(model="tiny", stream_id=stream_id, **hooked("a", ttft_ms=20_000))
+            await talk.create(model="tiny", stream_id=stream_id, **hooked("a", ttft_ms=120_000))
             events = await talk.until("response.in_progress")
             names.append(events[0]["response"]["id"])
         for name, stream_id in zip(reversed(names), ("two", "one"), strict=True):
@@ -324,7 +324,7 @@ def test_a_turn_may_be_prepared_without_being_run(system: System, store: bool) -
 def test_a_socket_has_256_responses_and_no_more(system: System) -> None:
     async def test(talk: Talk) -> None:
         for _ in range(256):
-            await talk.create(**hooked("a", ttft_ms=20_000))
+            await talk.create(**hooked("a", ttft_ms=120_000))
         for stream_id in (None, "other"):
             more = {} if stream_id is None else {"stream_id": stream_id}
             await talk.create(**more, **hooked("b"))

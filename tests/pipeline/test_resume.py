@@ -106,5 +106,6 @@ def test_cancelling_a_finished_request_says_that_it_finished(system: System) -> 
     with system.client() as client:
         answer = client.post(CHAT, json=chat(max_tokens=2))
         request = answer.headers["x-request-id"]
+        system.wait_at_rest()  # the end is in the log, too
         said = client.post(f"{system.doors[0].url}/v1/requests/{request}/cancel")
     assert said.json() == {"id": request, "status": "finished"}

@@ -30,7 +30,7 @@ SHORT, LONG = 16, 6
 SHORT_PIECES = [f"<{number}>" for number in range(40)]
 LONG_PIECES = [f"<{number}>" for number in range(250)]
 ORPHAN_S = 4.0
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 """How long a client tries in vain before the test fails."""
 
 
@@ -56,7 +56,7 @@ class Part:
         """Stop it, check what it says of itself meanwhile, and start it again."""
         self.process.terminate()
         url = f"http://127.0.0.1:{self.admin}"
-        wait_for(lambda: not answers(f"{url}/readyz"), within_s=3, what="readiness 503")
+        wait_for(lambda: not answers(f"{url}/readyz"), within_s=15, what="readiness 503")
         status = self.process.stop(within_s=20)
         assert status == 0, self.process.said()[-4000:]
         self.start()
@@ -151,7 +151,7 @@ def test_a_rolling_restart_of_every_process_under_load_loses_nothing(rolled: Rol
     def began(count: int) -> None:
         """Wait until so many more streams were whole: the load is back."""
         wanted = clients.counts.whole + count
-        wait_for(lambda: clients.counts.whole >= wanted, within_s=30, what="streams that end")
+        wait_for(lambda: clients.counts.whole >= wanted, within_s=90, what="streams that end")
 
     def roll() -> None:
         for part in rolled.parts:
@@ -167,7 +167,7 @@ def test_a_rolling_restart_of_every_process_under_load_loses_nothing(rolled: Rol
     # What a client asked for again had perhaps been queued the first time.
     wait_for(
         lambda: not rolled.queued() and not any(part.busy() for part in rolled.parts),
-        within_s=3 * ORPHAN_S,
+        within_s=30,
         what="rest",
     )
     for part in rolled.parts:

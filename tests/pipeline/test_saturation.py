@@ -39,29 +39,31 @@ pytestmark = pytest.mark.slow
 def house(mode: Mode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Metered]:
     models = {"pair": f'{{"max_num_seqs": {SLOTS}}}', "tiny": '{"max_num_seqs": 1}'}
     folder = tmp_path_factory.mktemp("saturation")
-    patience = ("--queue-patience-s", "5")
+    patience = ("--queue-patience-s", "15")
     with metered(mode, folder, tenants=TERMS, models=models, doors=2, last=patience) as found:
         yield found
 
 
 class Crowd:
-    """Clients of one door, and the order in which their answers came."""
+    """Clients of one door, the order in which their answers came, and how many were served."""
 
     def __init__(self, house: Metered, door: int) -> None:
         self.answered: list[str] = []
+        self.served = 0
         self._url = house.doors[door].url
         self._tasks: list[asyncio.Task[httpx.Response]] = []
 
     async def ask(self, tenant: str, **more: Any) -> httpx.Response:
         """Ask for an answer that takes `SERVICE_MS`."""
-        body = chat(model="pair", sim=hook("a", ttft_ms=SERVICE_MS), **more)
+        body = chat(**{"model": "pair", "sim": hook("a", ttft_ms=SERVICE_MS)} | more)
         answer = await exchange(self._url, tenant, body)
         self.answered.append(tenant)
+        self.served += answer.status_code == 200
         return answer
 
-    def send(self, tenant: str, count: int) -> None:
+    def send(self, tenant: str, count: int, **more: Any) -> None:
         """Send requests without waiting for them."""
-        self._tasks += [asyncio.create_task(self.ask(tenant)) for _ in range(count)]
+        self._tasks += [asyncio.create_task(self.ask(tenant, **more)) for _ in range(count)]
 
     async def leave(self) -> None:
         """Close all connections."""
@@ -170,11 +172,15 @@ def test_who_would_wait_longer_than_the_patience_is_refused_when_it_comes(
 ) -> None:
     async def run() -> tuple[list[httpx.Response], list[httpx.Response], int]:
         async with crowd(house, door=-1) as clients:
-            clients.send("loud", 150)  # for 11 s; before anything was measured all may wait
-            await until(lambda: len(clients.answered) >= 20)  # as many are measured at least
-            before = len(clients.answered)
-            refused = [await clients.ask("loud") for _ in range(5)]
-            between = len(clients.answered) - before - 5
+            slow = {"sim": hook("a", ttft_ms=2 * SERVICE_MS)}
+            clients.send("loud", 250, **slow)  # for 37 s; before anything was measured all wait
+            async with asyncio.timeout(60):
+                while clients.served == len(clients.answered):  # nobody has been refused
+                    clients.send("loud", 1, **slow)
+                    await asyncio.sleep(0.1)
+            before = clients.served
+            refused = [await clients.ask("loud", **slow) for _ in range(5)]
+            between = clients.served - before
             return refused, [await clients.ask("quiet")], between
 
     refused, quiet, between = asyncio.run(run())

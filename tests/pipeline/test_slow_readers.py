@@ -106,4 +106,4 @@ def test_one_reader_of_100_bytes_a_second_costs_the_others_nothing_and_gets_ever
 
 
 def _wait_made(system: System) -> None:
-    wait_for(lambda: system.queued() == 0, within_s=30, what="the whole tale made")
+    wait_for(lambda: system.queued() == 0, within_s=60, what="the whole tale made")

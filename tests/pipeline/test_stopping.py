@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,15 +19,19 @@ from tests.waiting import wait_for
 pytestmark = pytest.mark.slow
 
 PIECES = [f"<{number}>" for number in range(60)]
+LONG_MS = 150
+"""Between two tokens: nine seconds are time for whatever a test does while all streams are open."""
+GRACE = ("--grace-s", "60")
+"""More than those streams need, however busy the machine is."""
 
 
 @contextmanager
-def streaming(url: str, count: int, *, itl_ms: int = 25) -> Iterator[list[str]]:
+def streaming(url: str, count: int, *, itl_ms: int = LONG_MS) -> Iterator[list[str]]:
     """Run so many streams in threads; their texts are there when the block ends."""
     texts = [""] * count
 
     def ask(number: int) -> None:
-        with httpx.Client(base_url=url, timeout=30, follow_redirects=True, verify=False) as client:
+        with httpx.Client(base_url=url, timeout=60, follow_redirects=True, verify=False) as client:
             body = chat(f"stopping {number}", sim=hook(*PIECES, itl_ms=itl_ms, ttft_ms=0))
             found: Streamed = stream(client, body)
             texts[number] = found.text() + (found.events[-1].data)
@@ -43,7 +46,7 @@ def streaming(url: str, count: int, *, itl_ms: int = 25) -> Iterator[list[str]]:
 
 def _stop_in_background(process: Process) -> tuple[threading.Thread, list[int]]:
     status: list[int] = []
-    thread = threading.Thread(target=lambda: status.append(process.stop()))
+    thread = threading.Thread(target=lambda: status.append(process.stop(within_s=90)))
     thread.start()
     return thread, status
 
@@ -51,7 +54,7 @@ def _stop_in_background(process: Process) -> tuple[threading.Thread, list[int]]:
 def test_a_worker_told_to_stop_ends_what_runs_and_pulls_no_more(
     system: System, tmp_path: Path
 ) -> None:
-    third = worker("third", system.nats_url, tmp_path)
+    third = worker("third", system.nats_url, tmp_path, *GRACE)
     try:
         wait_ready(third.process, third.admin_url)
         # Until its peers know of it, their pulls may be served in its place.
@@ -65,10 +68,10 @@ def test_a_worker_told_to_stop_ends_what_runs_and_pulls_no_more(
         wait_for(has_served, within_s=15, what="its share")
         with streaming(system.url, 16) as texts:
             running = "headrace_worker_requests_running"
-            wait_for(lambda: third.metrics()[running] >= 1, within_s=10, what="a request for it")
+            wait_for(lambda: third.metrics()[running] >= 1, within_s=15, what="a request for it")
             stopper, status = _stop_in_background(third.process)
             wait_for(
-                lambda: not answers(f"{third.admin_url}/readyz"), within_s=1, what="readiness 503"
+                lambda: not answers(f"{third.admin_url}/readyz"), within_s=15, what="readiness 503"
             )
             assert answers(f"{third.admin_url}/healthz")
         stopper.join()
@@ -87,7 +90,7 @@ def test_a_worker_past_its_grace_gives_its_request_back_and_the_client_is_told(
     only = worker("brief-0", system.nats_url, tmp_path, *model)
     try:
         wait_ready(only.process, only.admin_url)
-        body = chat(model="brief", stream=True, sim=hook(*PIECES, itl_ms=200, ttft_ms=0))
+        body = chat(model="brief", stream=True, sim=hook(*PIECES, itl_ms=2000, ttft_ms=0))
         with system.client() as client:
             wait_for(
                 lambda: client.post(CHAT, json=chat(model="brief", max_tokens=1)).is_success,
@@ -97,9 +100,7 @@ def test_a_worker_past_its_grace_gives_its_request_back_and_the_client_is_told(
             with client.stream("POST", CHAT, json=body) as answer:
                 lines = answer.iter_lines()
                 next(lines)
-                begun_s = time.monotonic()
-                assert only.process.stop() == 0
-                assert time.monotonic() - begun_s < 5.0
+                assert only.process.stop(within_s=60) == 0  # half of what the stream would take
     finally:
         only.process.stop()
     assert "Traceback" not in only.process.said()
@@ -112,7 +113,8 @@ def test_a_gateway_told_to_stop_ends_its_streams_and_refuses_new_ones(
     port, admin_port = free_port(), free_port()
     url, admin_url = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}"
     ports = ("--port", str(port), "--admin-port", str(admin_port))
-    process = node("gateway", "--nats-url", system.nats_url, *ports, log=tmp_path / "g.log")
+    args = ("--nats-url", system.nats_url, *ports, *GRACE)
+    process = node("gateway", *args, log=tmp_path / "g.log")
     try:
         wait_ready(process, admin_url)
         with httpx.Client(base_url=url) as client:
@@ -122,10 +124,10 @@ def test_a_gateway_told_to_stop_ends_its_streams_and_refuses_new_ones(
             with streaming(url, 10) as texts:
                 begun = "headrace_gateway_replies_open 10.0"
                 wait_for(
-                    lambda: begun in client.get("/metrics").text, within_s=3, what="ten streams"
+                    lambda: begun in client.get("/metrics").text, within_s=15, what="ten streams"
                 )
                 stopper, status = _stop_in_background(process)
-                wait_for(lambda: not answers(f"{admin_url}/readyz"), within_s=1, what="503")
+                wait_for(lambda: not answers(f"{admin_url}/readyz"), within_s=15, what="503")
                 assert answers(f"{admin_url}/healthz")
                 answer = client.post(CHAT, json=chat())
                 assert answer.status_code == 503
@@ -152,10 +154,10 @@ def test_a_gateway_past_its_grace_ends_streams_with_an_error_that_says_so(
                 lambda: len(client.get("/v1/models").json()["data"]) >= 2, within_s=10, what="sim"
             )
         # Each token may meet the end of the grace, so there are many.
-        with streaming(url, 12, itl_ms=40) as texts:
+        with streaming(url, 12) as texts:
             begun = "headrace_gateway_replies_open 12.0"
             with httpx.Client(base_url=url) as client:
-                wait_for(lambda: begun in client.get("/metrics").text, within_s=3, what="streams")
+                wait_for(lambda: begun in client.get("/metrics").text, within_s=15, what="streams")
             stopper, status = _stop_in_background(process)
         stopper.join()
     finally:
@@ -163,7 +165,7 @@ def test_a_gateway_past_its_grace_ends_streams_with_an_error_that_says_so(
     assert all('"code":"stream_interrupted"' in text for text in texts), texts
     assert status == [0]
     # They may be resumed, so they run on, to their end here.
-    system.wait_at_rest(within_s=5)
+    system.wait_at_rest(within_s=30)
 
 
 def test_100_streams_of_a_stopping_gateway_end_within_its_grace_or_go_on_at_another(
@@ -179,21 +181,21 @@ def test_100_streams_of_a_stopping_gateway_end_within_its_grace_or_go_on_at_anot
         async with Resuming([url], [system.url]) as client, asyncio.TaskGroup() as group:
             for number in range(100):
                 pieces = short if number % 2 else long
-                body = chat(f"one of 100: {number}", sim=hook(*pieces, itl_ms=25, ttft_ms=0))
+                body = chat(f"one of 100: {number}", sim=hook(*pieces, itl_ms=75, ttft_ms=0))
                 group.create_task(client.exact(body, pieces))
             await asyncio.to_thread(stop_once_all_have_begun)
         return client
 
     def stop_once_all_have_begun() -> None:
         begun = "headrace_gateway_replies_opened_total 100.0"
-        wait_for(lambda: begun in httpx.get(f"{url}/metrics").text, within_s=5, what="100 streams")
+        wait_for(lambda: begun in httpx.get(f"{url}/metrics").text, within_s=60, what="100 streams")
         process.terminate()
 
     try:
         wait_ready(process, url)
         wait_for(lambda: "sim" in models_at(url), within_s=10, what="sim")
         counts = asyncio.run(run()).counts
-        assert (counts.whole, process.stop()) == (100, 0)
+        assert (counts.whole, process.stop(within_s=60)) == (100, 0)
         assert counts.resumed >= 50
     finally:
         process.stop()

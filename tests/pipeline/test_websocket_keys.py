@@ -118,7 +118,7 @@ def test_no_key_within_10_s_closes_with_1008(keyed: Node) -> None:
         begun_s = time.monotonic()
         async with talking(keyed.admin_url, CHAT) as talk:
             assert await talk.end() == 1008
-        assert 9.5 < time.monotonic() - begun_s < 15
+        assert 9.5 < time.monotonic() - begun_s < 30
 
     asyncio.run(run())
 
@@ -128,9 +128,11 @@ def test_pings_come_through_any_quiet(keyed: Node) -> None:
         headers = {"Authorization": f"Bearer {KEY}"}
         async with talking(keyed.admin_url, CHAT, additional_headers=headers) as talk:
             pings = _count_pings(talk)
-            heard = await talk.ask("a", chat(sim=hook("a", ttft_ms=2500)))
-            assert heard.text() == "a"
-            assert len(pings) >= 6
+            heard = await talk.begin("a", chat(sim=hook("a", ttft_ms=60_000)))
+            await until(lambda: len(pings) >= 6)
+            await talk.cancel("a")
+            await talk.ended(heard)
+            assert not heard.chunks
 
     asyncio.run(run())
 
@@ -166,7 +168,7 @@ def test_a_client_that_does_not_answer_pings_is_closed_and_its_request_aborted(
             heard = await talk.begin("a", chat(sim=hook("a", "b", ttft_ms=0, itl_ms=30_000)))
             await talk.chunks_came(heard, 1)
             talk.socket.transport.pause_reading()
-            await until(lambda: asyncio.to_thread(lambda: not _open(keyed)), within_s=4)
+            await until(lambda: asyncio.to_thread(lambda: not _open(keyed)))
             talk.socket.transport.resume_reading()
             assert await talk.end() == 1011
 

@@ -211,7 +211,7 @@ class _Client:
 
     async def ask(self, replies: Replies, text: str, method: str = "GET") -> None:
         scope = {"type": "http", "method": method, "path": f"/v1/replies/{text}"}
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(13):
             await replies(scope, self.receive, self.send)
 
 

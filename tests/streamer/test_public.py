@@ -45,7 +45,7 @@ def split(own_nats: NatsServer, tmp_path: Path) -> Iterator[tuple[str, int]]:
     """A keyless ingress and a streamer on all addresses: the ingress's URL, the streamer's port."""
 
     async def apply() -> None:
-        async with connection(BusSettings(own_nats.url), name="test", timeout_s=5) as bus:
+        async with connection(BusSettings(own_nats.url), name="test", timeout_s=15) as bus:
             await topology.apply(bus)
 
     asyncio.run(apply())

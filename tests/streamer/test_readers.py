@@ -20,6 +20,7 @@ from schemas.wire import (
     encode_envelope,
     encode_frame,
 )
+from streamer import mailbox
 from streamer.attach import attach
 from streamer.buffer import OpenReply
 from streamer.mailbox import Mailbox
@@ -98,7 +99,7 @@ async def two_streamers(url: str) -> AsyncIterator[Readers]:
 
 def play(url: str, test: Callable[[Readers], Awaitable[None]]) -> None:
     async def run() -> None:
-        async with two_streamers(url) as readers, asyncio.timeout(15):
+        async with two_streamers(url) as readers, asyncio.timeout(60):
             await test(readers)
 
     asyncio.run(run())
@@ -184,7 +185,11 @@ def test_a_reader_that_is_on_its_way_to_its_streamer_counts(url: str) -> None:
     play(url, test)
 
 
-def test_a_client_that_may_come_back_is_waited_for_and_found_when_it_has(url: str) -> None:
+def test_a_client_that_may_come_back_is_waited_for_and_found_when_it_has(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mailbox, "LINGER_S", 4.0)
+
     async def test(readers: Readers) -> None:
         await readers.start(begun=True)
         readers.first.lingers = True

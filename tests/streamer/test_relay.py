@@ -100,7 +100,7 @@ class Path:
         return encode_frame(frame)
 
     async def run(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await self.relay({}, self.client.receive, self.client.send)
 
 

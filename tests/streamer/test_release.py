@@ -42,7 +42,7 @@ async def _relayed(bus: Bus) -> "weakref.ref[Any]":
         reply.frame(encode_frame(Tokens(claim.seq, seq, (Piece(0, "t ", (seq,)),))))
         if not seq:
             reply.look_at_log()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             await written.wait()
     reply.frame(encode_frame(Finished(claim.seq, 3, (), ("stop",), Usage(1, 3, 0), {})))
     await relaying

@@ -176,7 +176,7 @@ def test_a_client_that_does_not_read_is_cut_and_leaves_nothing(
             talk.socket.transport.pause_reading()
             for number in range(3):
                 await talk.begin(f"{number}", {})
-            await until(lambda: door.mailbox.open_count == 3)
+            await until(lambda: door.mailbox.opened == 3)
             await until(lambda: not door.mailbox.open_count, within_s=20)
             await until(lambda: not door.sockets.open_count)
             talk.socket.transport.resume_reading()
