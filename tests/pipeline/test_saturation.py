@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow
 def house(mode: Mode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Metered]:
     models = {"pair": f'{{"max_num_seqs": {SLOTS}}}', "tiny": '{"max_num_seqs": 1}'}
     folder = tmp_path_factory.mktemp("saturation")
-    patience = ("--queue-patience-s", "15")
+    patience = ("--queue-patience-s", "20")
     with metered(mode, folder, tenants=TERMS, models=models, doors=2, last=patience) as found:
         yield found
 
@@ -72,14 +72,17 @@ class Crowd:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def crowded(house: Metered, clients: Crowd, **tenants: int) -> None:
-    """Have so many requests of each wait, all of them before the first is served."""
+async def crowded(
+    house: Metered, clients: Crowd, *, more: dict[str, Any] | None = None, **tenants: int
+) -> None:
+    """Have so many requests of each wait, all of them before the first is served; `more` is in
+    their bodies."""
     async with slots(house, "pair") as pair:
         pair.ask("free", SLOTS)
         for _ in range(SLOTS):
             await pair.next()
         for tenant, count in tenants.items():
-            clients.send(tenant, count)
+            clients.send(tenant, count, **(more or {}))
         there = sum(tenants.values()) - QUEUED_MAX
         await until(lambda: asyncio.to_thread(lambda: house.waiting() >= there), within_s=60)
 
@@ -172,10 +175,11 @@ def test_who_would_wait_longer_than_the_patience_is_refused_when_it_comes(
 ) -> None:
     async def run() -> tuple[list[httpx.Response], list[httpx.Response], int]:
         async with crowd(house, door=-1) as clients:
-            slow = {"sim": hook("a", ttft_ms=2 * SERVICE_MS)}
-            clients.send("loud", 250, **slow)  # for 37 s; before anything was measured all wait
+            slow = {"sim": hook("a", ttft_ms=2 * SERVICE_MS), "max_tokens": 1}  # alike in cost
+            # For 39 s, and before anything was measured all may wait.
+            await crowded(house, clients, more=slow, loud=260)
             async with asyncio.timeout(60):
-                while clients.served == len(clients.answered):  # nobody has been refused
+                while clients.served == len(clients.answered):  # nobody has been refused yet
                     clients.send("loud", 1, **slow)
                     await asyncio.sleep(0.1)
             before = clients.served
