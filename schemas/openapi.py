@@ -38,7 +38,8 @@ class Parameter(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """One method of one path. `asks` is the body's type; `events` those of a stream's events."""
+    """One method of one path. `asks` is the body's type; `events` those of a stream's events;
+    `empty` says when the answer is 204."""
 
     method: str
     path: str
@@ -48,6 +49,7 @@ class Operation(NamedTuple):
     events: tuple[Any, ...] = ()
     statuses: tuple[int, ...] = (401,)
     parameters: tuple[Parameter, ...] = ()
+    empty: str = ""
 
 
 class Told(NamedTuple):
@@ -116,6 +118,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             _AFTER,
             Parameter("Last-Event-ID", {"type": "string"}, "As `starting_after`.", "header"),
         ),
+        empty="An EventSource has seen all of an ended stream.",
     ),
     Operation(
         "post",
@@ -228,6 +231,8 @@ def _operation(each: Operation) -> dict[str, Any]:
             **{str(status): error for status in each.statuses},
         },
     }
+    if each.empty:
+        found["responses"]["204"] = {"description": each.empty}
     if each.asks is not None:
         body = {_JSON: {"schema": _reference(each.asks)}}
         found["requestBody"] = {"required": True, "content": body}
