@@ -19,7 +19,13 @@ from schemas.answers import (
     ModelList,
 )
 from schemas.openai import ChatRequest, CompletionRequest
-from schemas.response_answers import DeletedResponse, InputItems, ResponseEvent, ResponseObject
+from schemas.response_answers import (
+    DeletedResponse,
+    InputItems,
+    InputTokens,
+    ResponseEvent,
+    ResponseObject,
+)
 from schemas.responses import UNSERVED, ResponseRequest
 
 _REFERENCE: Final = "#/components/schemas/{name}"
@@ -136,6 +142,14 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         events=(ResponseEvent,),
         statuses=_GENERATE,
         parameters=_POST,
+    ),
+    Operation(
+        "post",
+        "/v1/responses/input_tokens",
+        "Count the tokens of a response's prompt, without making it.",
+        InputTokens,
+        asks=ResponseRequest,
+        statuses=(400, 401, 404, 413, 429, 500, 503),
     ),
     Operation(
         "get",
