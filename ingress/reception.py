@@ -6,6 +6,7 @@ from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
 from headrace.bus import Bus
+from headrace.cors import Cors
 from headrace.lifecycle import Tasks
 from headrace.settings import LineSettings
 from headrace.telemetry import Reading
@@ -13,7 +14,6 @@ from headrace.workforce import Workforce
 from ingress import desk, telemetry
 from ingress.admit import Ingress
 from ingress.catalogue import Catalogue
-from ingress.cors import Cors
 from ingress.gate import Entrance
 from ingress.line import line_of
 

@@ -12,11 +12,13 @@ from typing import Final
 
 from headrace import files, lifecycle, topology
 from headrace.bus import BrokerAway, Bus, Message
+from headrace.cors import Cors
 from headrace.http import WebSocketDoor, serve
 from headrace.lifecycle import log_to_stdout, running_tasks, settle_memory
 from headrace.node import Stopped, admin_port, broker, unique
 from headrace.settings import (
     ConnectionSettings,
+    CorsSettings,
     ListenSettings,
     NodeSettings,
     PublicUrl,
@@ -51,12 +53,15 @@ _FOLLOWED: Final = re.compile(r"(https?://[^/?#\s]+)?(/[^/?#\s]+)*/?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamerSettings(NodeSettings, ListenSettings, WebSocketSettings, ConnectionSettings):
+class StreamerSettings(
+    NodeSettings, ListenSettings, CorsSettings, WebSocketSettings, ConnectionSettings
+):
     """A streamer's settings. Raises ValueError for a URL that no client could follow."""
 
     public_url: PublicUrl = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         url = self.public_url
         if url is None:
             if is_unspecified(self.host):
@@ -119,7 +124,7 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
     await mailbox.start()
     await bus.subscribe(subjects.streamer_alive(name), alive)
     serving = await serve(
-        Application(bus, mailbox, admission, desk),
+        Application(bus, mailbox, admission, desk, _cors_of(settings)),
         host=settings.host,
         port=settings.port,
         websocket=WebSocketDoor(sockets, ping_s=settings.websocket_ping_s),
@@ -146,6 +151,12 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
         await serving.close()
         await desk.close(now_s=time.time())
         await presence.withdraw()
+
+
+def _cors_of(settings: StreamerSettings) -> Cors:
+    """Return whose pages may read: without a word, this machine's, where nobody else is served."""
+    origins = settings.cors_origins
+    return Cors(origins, keyless=not origins and is_loopback(settings.host))
 
 
 async def _drain(mailbox: Mailbox, desk: Desk, *, grace_s: float) -> None:
