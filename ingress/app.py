@@ -10,6 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 from headrace.answers import EXCEPTION_HANDLERS
 from ingress.admit import Ingress
 from ingress.cors import Cors
+from ingress.count import count
 from ingress.handoff import Handoff
 from ingress.reference import page, specification
 from ingress.respond import Respond
@@ -38,6 +39,7 @@ class Application:
                 *extra,
                 *(Route(path, app, methods=["POST"]) for path, app in self._generate.items()),
                 Route("/v1/models", models(ingress), methods=["GET"]),
+                Route("/v1/responses/input_tokens", count(ingress), methods=["POST"]),
                 *stored_routes(ingress, handoff),
                 Route("/v1/models/{model:path}", model(ingress), methods=["GET"]),
                 Route("/openapi.json", specification(), methods=["GET"]),
