@@ -84,7 +84,7 @@ class Process:
             self._told = True
             self._popen.terminate()
 
-    def stop(self, *, within_s: float = 15.0) -> int:
+    def stop(self, *, within_s: float = 60.0) -> int:
         """End it with SIGTERM and return its exit status; SIGKILL where that does not help."""
         self.terminate()
         try:
@@ -175,7 +175,7 @@ def freeze(pid: int) -> None:
 def answers(url: str) -> bool:
     """Tell whether a GET is answered with 200."""
     try:
-        with urllib.request.urlopen(url, timeout=2) as answer:
+        with urllib.request.urlopen(url, timeout=10) as answer:
             return bool(answer.status == 200)
     except (OSError, urllib.error.URLError):
         return False
