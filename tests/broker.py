@@ -13,7 +13,7 @@ def with_bus(url: str, test: Callable[[Bus], Awaitable[T]]) -> T:
     """Run a coroutine function with a connection, and close that afterwards."""
 
     async def run() -> T:
-        async with connection(BusSettings(url), name="test", timeout_s=10) as bus:
+        async with connection(BusSettings(url), name="test", timeout_s=30) as bus:
             return await test(bus)
 
     return asyncio.run(run())

@@ -9,7 +9,7 @@ from chaos.links import HOST, Link
 Reader = asyncio.StreamReader
 Writer = asyncio.StreamWriter
 
-PATIENCE_S = 5.0
+PATIENCE_S = 60.0
 PROBES = 20
 
 

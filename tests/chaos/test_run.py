@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-RUN_S_MAX = 150
+RUN_S_MAX = 300
 RECOVERY_S_MAX = "60"
 """How long it takes is measured by longer runs, on machines that do nothing else."""
 
@@ -16,7 +16,7 @@ def test_nothing_is_lost_or_repeated_while_everything_is_killed_frozen_and_cut_o
 ) -> None:
     run = subprocess.run(
         [
-            *(sys.executable, "-m", "chaos", "--seconds", "14", "--seed", "7"),
+            *(sys.executable, "-m", "chaos", "--seconds", "20", "--seed", "7"),
             *("--streams", "12", "--faults-per-minute", "40", "--keep", str(tmp_path), "--json"),
             *("--recovery-s-max", RECOVERY_S_MAX),
         ],

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from headrace import topology
 from headrace.bus import Bus, BusSettings, connection
 from headrace.topology import Sizes
-from ingress.dispatch import dispatch
+from ingress.dispatch import ACCEPT_TIMEOUT_S, dispatch
 from schemas.errors import BrokerUnavailable, QueueFull, RequestTooLarge
 from schemas.subjects import RequestSubject, new_request_id
 from schemas.wire import Envelope, Sampling, Shape, decode_envelope, pack_tokens
@@ -66,7 +67,7 @@ def test_a_request_stands_in_the_queue_under_its_subject(queue: str) -> None:
     async def test(bus: Bus) -> None:
         subject, envelope = request()
         await dispatch(bus, subject, envelope)
-        found = await bus.request(f"$JS.API.DIRECT.GET.REQUESTS.{subject}", b"", timeout_s=2)
+        found = await bus.request(f"$JS.API.DIRECT.GET.REQUESTS.{subject}", b"", timeout_s=10)
         assert decode_envelope(found) == envelope
 
     with_bus(queue, test)
@@ -74,26 +75,28 @@ def test_a_request_stands_in_the_queue_under_its_subject(queue: str) -> None:
 
 def test_a_request_carries_its_message_id_and_time_to_live(queue: str) -> None:
     async def test(bus: Bus) -> None:
-        subject, envelope = request(deadline_s=time.time() + 100)
+        deadline_s = time.time() + 100
+        subject, envelope = request(deadline_s=deadline_s)
         await dispatch(bus, subject, envelope)
+        left_s = deadline_s - time.time()
         found = await bus.api("STREAM.MSG.GET.REQUESTS", {"last_by_subj": str(subject)})
         lines = base64.b64decode(found["message"]["hdrs"]).decode().split("\r\n")
         headers = dict(line.split(": ", 1) for line in lines if ": " in line)
         assert headers["Nats-Msg-Id"] == f"{envelope.request}/1"
-        assert headers["Nats-TTL"] in ("100", "101")
+        assert math.ceil(left_s) <= int(headers["Nats-TTL"]) <= 101
 
     with_bus(queue, test)
 
 
 def test_a_request_expires_with_its_deadline(queue: str) -> None:
     async def test(bus: Bus) -> None:
-        await dispatch(bus, *request(deadline_s=time.time() + 0.2))
+        await dispatch(bus, *request(deadline_s=time.time() + 2))
         assert await queued(bus) == 1
 
         async def empty() -> bool:
             return await queued(bus) == 0
 
-        await until(empty, within_s=4)
+        await until(empty, within_s=15)
 
     with_bus(queue, test)
 
@@ -119,7 +122,7 @@ def test_a_full_queue_is_429_at_once_and_takes_again_when_there_is_room(queue: s
         begun_s = time.monotonic()
         with pytest.raises(QueueFull) as refused:
             await dispatch(bus, *request())
-        assert time.monotonic() - begun_s < 1.0
+        assert time.monotonic() - begun_s < ACCEPT_TIMEOUT_S / 2
         assert (refused.value.status, refused.value.code) == (429, "queue_full")
         assert (refused.value.retry_after_s or 0) >= 1
         assert await queued(bus) == 3
@@ -173,7 +176,7 @@ def test_without_the_stream_it_is_503_at_once(own_nats: NatsServer) -> None:
         begun_s = time.monotonic()
         with pytest.raises(BrokerUnavailable) as refused:
             await dispatch(bus, *request())
-        assert time.monotonic() - begun_s < 1.0
+        assert time.monotonic() - begun_s < ACCEPT_TIMEOUT_S / 2
         assert (refused.value.status, refused.value.code) == (503, "broker_unavailable")
 
     with_bus(own_nats.url, test)
@@ -183,16 +186,16 @@ def test_with_the_broker_away_it_is_503_at_once_and_nothing_comes_later(
     own_nats: NatsServer,
 ) -> None:
     async def test() -> None:
-        async with connection(BusSettings(own_nats.url), name="t", timeout_s=5) as bus:
+        async with connection(BusSettings(own_nats.url), name="t", timeout_s=30) as bus:
             await topology.apply(bus)
             await asyncio.to_thread(own_nats.stop)
-            await until(lambda: not bus.connected, within_s=2)
+            await until(lambda: not bus.connected)
             begun_s = time.monotonic()
             with pytest.raises(BrokerUnavailable):
                 await dispatch(bus, *request())
-            assert time.monotonic() - begun_s < 1.0
+            assert time.monotonic() - begun_s < ACCEPT_TIMEOUT_S / 2
             await asyncio.to_thread(own_nats.start)
-            await until(lambda: bus.connected, within_s=5)
+            await until(lambda: bus.connected)
             assert await queued(bus) == 0
 
     asyncio.run(test())

@@ -67,7 +67,7 @@ class Client:
         self.claim_key = claim_key(tenant=tenant, digest=asked.key_digest)
 
     async def ask(self) -> Begun | Attach:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             return await Keys(self.bus).once(self.asked, self.begin)
 
     async def begin(self) -> Begun:

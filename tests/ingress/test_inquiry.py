@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import msgspec
 import pytest
 
-from headrace import topology
+from headrace import inquire, topology
 from headrace.bus import Bus, Message
 from headrace.inquire import (
     count_waiting,
@@ -29,6 +29,12 @@ from tests.broker import with_bus
 from tests.waiting import until
 
 _models = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for answers longer than a busy machine stands still."""
+    monkeypatch.setattr(inquire, "ANSWER_S", 1.5)
 
 
 class Node:
@@ -52,7 +58,7 @@ class Node:
 
     async def cancelled(self, requests: Sequence[str]) -> bool:
         """Tell whether all of these end as cancelled ones."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             ends = await asyncio.gather(
                 *[self._asked.pop(name) for name in requests], return_exceptions=True
             )

@@ -104,7 +104,7 @@ def test_a_queue_that_is_silent_until_the_deadline_is_504_with_workers_and_503_w
         if staffed:
             await door.staff()
         with frozen(own_nats):
-            async with asyncio.timeout(10):  # and not ingress's own bound of 30 s
+            async with asyncio.timeout(20):  # and not ingress's own bound of 30 s
                 with pytest.raises(kind):
                     await door.ask(timeout_s=0.5)
 

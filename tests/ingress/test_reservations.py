@@ -8,6 +8,7 @@ import pytest
 
 from headrace import topology, versioned
 from headrace.bus import Bus, BusSettings, connection
+from ingress import reservations
 from ingress.limits import Limits, Standing
 from ingress.reservations import Reservations, Standings
 from schemas import subjects
@@ -192,8 +193,10 @@ def test_without_broker_the_configured_choice_is_taken(
 
 
 def test_who_has_heard_of_an_end_is_not_refused_before_another_node_has_settled_it(
-    nats_url: str,
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(reservations, "SETTLED_S", 10.0)  # so long that it is written by then
+
     async def run(bus: Bus) -> None:
         await topology.apply(bus)
         rules = Limits(concurrent_requests=1)
@@ -218,7 +221,7 @@ def test_an_end_that_nobody_settles_holds_up_no_refusal_for_long(nats_url: str) 
         request = await _ask(node, "unsettled")
         assert request is not None
         node.ended("unsettled", request=request)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert await _ask(node, "unsettled") is None
 
     with_bus(nats_url, run)

@@ -157,7 +157,7 @@ def test_a_quiet_tenant_goes_next_whatever_a_loud_one_has_waiting(nats_url: str)
 
 async def _fill(asking: Line, room: WaitingRoom, slots: int = 1) -> None:
     for _ in range(2 * slots):
-        await asking.ask()
+        await asking.ask(patience_s=60)
     assert room.depth == 0
 
 
@@ -303,9 +303,9 @@ def test_who_would_wait_too_long_is_refused_at_once_until_the_backlog_is_gone(
             tasks = [asyncio.create_task(asking.ask()) for _ in range(24)]
             await until(lambda: room.depth == 20)
 
-            async def refused() -> type[Refusal] | None:
+            async def refused(patience_s: float = 0.01) -> type[Refusal] | None:
                 try:
-                    await asking.ask(patience_s=0.01)
+                    await asking.ask(patience_s=patience_s)
                 except Refusal as refusal:
                     return type(refusal)
                 return None
@@ -326,7 +326,7 @@ def test_who_would_wait_too_long_is_refused_at_once_until_the_backlog_is_gone(
                 await asking.end_one()
 
             async def passed() -> bool:
-                return await refused() is None
+                return await refused(patience_s=5) is None
 
             await until(passed)
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from collections.abc import Awaitable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,6 +14,7 @@ from tests.sse import Event, events_of
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+PATIENCE_S = 120.0
 
 
 def chat(content: Any = "Say something.", **more: Any) -> dict[str, Any]:
@@ -74,13 +77,23 @@ def collect(client: httpx.Client, body: dict[str, Any], path: str = CHAT) -> dic
     return found
 
 
-async def stream_raw(url: str, body: dict[str, Any], path: str = CHAT) -> bytes:
-    """Ask for a stream and return its bytes, as a client that costs little: for many at once."""
+async def stream_raw(
+    url: str, body: dict[str, Any], path: str = CHAT, *, on_the_way: asyncio.Semaphore | None = None
+) -> bytes:
+    """Ask for a stream and return its bytes, as a client that costs little: for many at once.
+
+    `on_the_way` bounds how many have sent their request and see nothing of their stream yet.
+    """
     content = json.dumps(body | {"stream": True}).encode()
-    head, rest = await _exchange("POST", url + path, content)
-    if head.startswith(b"HTTP/1.1 303"):
-        [location] = [line for line in head.split(b"\r\n") if line.lower().startswith(b"location")]
-        head, rest = await _exchange("GET", location.split(b": ", 1)[1].decode(), b"")
+    async with AsyncExitStack() as way:
+        if on_the_way is not None:
+            await way.enter_async_context(on_the_way)
+        head, reading = await _begin("POST", url + path, content)
+        if head.startswith(b"HTTP/1.1 303"):
+            [location] = [x for x in head.split(b"\r\n") if x.lower().startswith(b"location")]
+            await reading
+            head, reading = await _begin("GET", location.split(b": ", 1)[1].decode(), b"")
+    rest = await reading
     assert head.startswith(b"HTTP/1.1 200"), (head, rest)
     raw = b""
     while rest:  # chunks: RFC 9112, section 7.1
@@ -89,18 +102,26 @@ async def stream_raw(url: str, body: dict[str, Any], path: str = CHAT) -> bytes:
     return raw
 
 
-async def _exchange(method: str, url: str, content: bytes) -> tuple[bytes, bytes]:
+async def _begin(method: str, url: str, content: bytes) -> tuple[bytes, Awaitable[bytes]]:
+    """Return the head of an answer, and what reads the rest and closes the connection."""
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+
+    async def rest() -> bytes:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await reader.read(-1)
+        finally:
+            writer.close()
+
+    head = f"{method} {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
+    writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
     try:
-        head = f"{method} {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
-        writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
-        async with asyncio.timeout(60):
-            answer = await reader.read(-1)
-    finally:
+        async with asyncio.timeout(PATIENCE_S):
+            return (await reader.readuntil(b"\r\n\r\n"))[:-4], rest()
+    except BaseException:
         writer.close()
-    head_bytes, _, rest = answer.partition(b"\r\n\r\n")
-    return head_bytes, rest
+        raise
 
 
 def refusal(answer: httpx.Response) -> dict[str, Any]:

@@ -175,7 +175,7 @@ class System:
         """Ask JetStream, as any NATS client could."""
 
         async def ask() -> dict[str, Any]:
-            async with connection(BusSettings(self.nats_url), name="test", timeout_s=5) as bus:
+            async with connection(BusSettings(self.nats_url), name="test", timeout_s=30) as bus:
                 return await bus.api(verb, body)
 
         return asyncio.run(ask())
@@ -210,7 +210,7 @@ class System:
 
 def _apply(nats_url: str) -> None:
     async def apply() -> None:
-        async with connection(BusSettings(nats_url), name="test", timeout_s=5) as bus:
+        async with connection(BusSettings(nats_url), name="test", timeout_s=30) as bus:
             await topology.apply(bus)
 
     asyncio.run(apply())

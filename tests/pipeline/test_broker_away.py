@@ -2,15 +2,17 @@
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import httpx
 import pytest
 
 from headrace import topology
+from ingress.dispatch import ACCEPT_TIMEOUT_S
 from tests.broker import with_bus
 from tests.pipeline.asking import CHAT, chat, collect, hook, refusal, stream
-from tests.pipeline.conftest import Mode, Node, front, worker
+from tests.pipeline.conftest import Mode, Node, front, page, worker
 from tests.servers import NatsServer, answers, wait_ready
 from tests.waiting import wait_for
 
@@ -24,7 +26,7 @@ class Small:
     front: tuple[Node, ...]
 
     def client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.door.url, timeout=20, follow_redirects=True)
+        return httpx.Client(base_url=self.door.url, timeout=60, follow_redirects=True)
 
     def ready(self) -> bool:
         return all(answers(f"{node.admin_url}/readyz") for node in self.front)
@@ -45,7 +47,7 @@ def small(mode: Mode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Smal
             wait_ready(each.process, each.admin_url)
         found = Small(nats, fronts[0], fronts)
         url = f"{found.door.admin_url}/readyz"
-        wait_for(lambda: httpx.get(url).json()["models"] == ["sim"], within_s=15, what="the model")
+        wait_for(lambda: "sim" in page(url), within_s=15, what="the model")
         yield found
         for each in (*fronts, only):
             assert each.process.alive, each.process.said()[-4000:]
@@ -65,20 +67,21 @@ def test_tiers_that_start_before_their_broker_serve_once_it_is_there(small: Smal
 def test_while_the_broker_is_away_requests_are_503_at_once_and_it_heals(small: Small) -> None:
     with small.client() as client:
         small.nats.stop()
-        wait_for(lambda: not small.ready(), within_s=3, what="readiness 503")
+        wait_for(lambda: not small.ready(), within_s=15, what="readiness 503")
         assert answers(f"{small.door.admin_url}/healthz")
         for _ in range(5):
             begun_s = time.monotonic()
             answer = client.post(CHAT, json=chat())
-            assert time.monotonic() - begun_s < 1.0
+            assert time.monotonic() - begun_s < ACCEPT_TIMEOUT_S / 2  # nothing was waited for
             assert answer.status_code == 503
             assert refusal(answer)["code"] == "broker_unavailable"
             assert int(answer.headers["retry-after"]) >= 1
         small.nats.start()
         wait_for(small.ready, within_s=5, what="readiness 200")
-        begun_s = time.monotonic()
-        assert collect(client, chat(sim=hook("b")))["choices"][0]["message"]["content"] == "b"
-        assert time.monotonic() - begun_s < 5.0
+        with ThreadPoolExecutor(1) as asking:
+            asked = asking.submit(collect, client, chat(sim=hook("b")))
+            wait_for(asked.done, within_s=5, what="an answer")
+        assert asked.result()["choices"][0]["message"]["content"] == "b"
 
 
 def test_a_broker_restarted_in_the_middle_of_a_stream_loses_and_repeats_nothing(

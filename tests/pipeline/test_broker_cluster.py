@@ -5,10 +5,11 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
+from headrace.bus import BrokerAway
 from tests.cluster import NatsCluster
 from tests.pipeline.asking import CHAT, chat, hook
 from tests.pipeline.faulty import Faulty, River, river, running, whole
-from tests.waiting import wait_for
+from tests.waiting import until, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +48,15 @@ def _step_down(faulty: Faulty, verb: str) -> Callable[[], Awaitable[None]]:
         await asyncio.to_thread(faulty.api, verb)
 
     return fault
+
+
+def _leader(faulty: Faulty, stream: str) -> str | None:
+    """Return who leads a stream, None while nobody does."""
+    try:
+        leader = faulty.api(f"STREAM.INFO.{stream}")["cluster"].get("leader")
+    except BrokerAway:
+        return None
+    return None if leader is None else str(leader)
 
 
 def _consumers(faulty: Faulty) -> list[str]:
@@ -95,8 +105,8 @@ def test_streams_are_whole_when_a_streams_leader_is_killed(
     killed: list[int] = []
 
     async def kill() -> None:
-        info = await asyncio.to_thread(faulty.api, f"STREAM.INFO.{stream}")
-        killed.append(cluster.kill(info["cluster"]["leader"]))
+        leader = await until(lambda: asyncio.to_thread(_leader, faulty, stream))
+        killed.append(cluster.kill(leader))
 
     try:
         rivers = asyncio.run(_rivers(faulty, kill))
@@ -108,13 +118,16 @@ def test_streams_are_whole_when_a_streams_leader_is_killed(
             with faulty.client() as client:
                 return client.post(CHAT, json=chat(sim=hook("two"))).status_code == 200
 
-        wait_for(served, within_s=10, what="an answer from two servers of three")
+        wait_for(served, within_s=15, what="an answer from two servers of three")
     finally:
         for number in killed:
             cluster.start_one(number)
 
     def complete() -> bool:
-        followers = faulty.api(f"STREAM.INFO.{stream}")["cluster"].get("replicas") or []
+        try:
+            followers = faulty.api(f"STREAM.INFO.{stream}")["cluster"].get("replicas") or []
+        except BrokerAway:  # there is no leader yet
+            return False
         return sum(bool(each.get("current")) for each in followers) == 2
 
     wait_for(complete, within_s=30, what="the third server to catch up")

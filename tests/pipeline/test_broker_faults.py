@@ -12,6 +12,7 @@ import pytest
 
 from headrace import registry
 from headrace.bus import BusSettings, connection
+from ingress.dispatch import ACCEPT_TIMEOUT_S
 from tests.pipeline.asking import CHAT, chat, collect, hook, refusal
 from tests.pipeline.conftest import Mode, worker
 from tests.pipeline.faulty import Faulty, River, river, running, whole
@@ -46,7 +47,7 @@ def test_a_broker_killed_while_idle_serves_a_request_within_5_s_of_its_return(
     faulty: Faulty, nats: NatsServer
 ) -> None:
     nats.kill()
-    wait_for(lambda: not faulty.ready(), within_s=3, what="readiness 503")
+    wait_for(lambda: not faulty.ready(), within_s=15, what="readiness 503")
     nats.start()
     wait_for(lambda: _served(faulty), within_s=5, what="an answer")
 
@@ -93,12 +94,13 @@ def test_a_broker_away_for_long_is_503_at_once_and_its_streams_go_on(
             for _ in range(10):
                 await begun.acquire()
             nats.kill()
-            await asyncio.sleep(1)
-            assert not faulty.ready()
+            await asyncio.to_thread(
+                wait_for, lambda: not faulty.ready(), within_s=15, what="readiness 503"
+            )
             for _ in range(20):
                 begun_s = time.monotonic()
                 answer = await client.post(CHAT, json=chat())
-                assert time.monotonic() - begun_s < 1.0
+                assert time.monotonic() - begun_s < ACCEPT_TIMEOUT_S / 2
                 assert answer.status_code == 503
                 assert refusal(answer)["code"] == "broker_unavailable"
                 assert int(answer.headers["retry-after"]) >= 1
@@ -109,7 +111,7 @@ def test_a_broker_away_for_long_is_503_at_once_and_its_streams_go_on(
     rivers = asyncio.run(run())
     assert [each.seen for each in rivers] == [whole(PIECES)] * 10
     assert {faulty.starts(each.request) for each in rivers} == {1}
-    wait_for(faulty.all_ready, within_s=5, what="readiness 200")
+    wait_for(faulty.all_ready, within_s=15, what="readiness 200")
     faulty.wait_at_rest()
 
 
@@ -138,19 +140,22 @@ def test_a_frozen_broker_is_noticed_within_10_s_and_streams_go_on_when_it_thaws(
 
     rivers = asyncio.run(run())
     assert [each.seen for each in rivers] == [whole(PIECES)] * 10
-    wait_for(faulty.all_ready, within_s=5, what="readiness 200")
+    wait_for(faulty.all_ready, within_s=15, what="readiness 200")
     faulty.wait_at_rest()
 
 
 def test_the_log_tells_of_an_outage_once_per_process(faulty: Faulty, nats: NatsServer) -> None:
-    before = {each.name: each.process.said().count("the broker is away") for each in faulty.nodes}
+    def told() -> dict[str, int]:
+        return {n.name: n.process.said().count("the broker is away") for n in faulty.nodes}
+
+    once = {name: count + 1 for name, count in told().items()}
     nats.kill()
-    wait_for(lambda: not faulty.ready(), within_s=3, what="readiness 503")
+    wait_for(lambda: not faulty.ready(), within_s=15, what="readiness 503")
+    wait_for(lambda: told() == once, within_s=15, what=lambda: f"a line of each: {told()}")
     lines = faulty.said().count("\n")
     nats.start()
-    wait_for(faulty.all_ready, within_s=5, what="readiness 200")
-    for each in faulty.nodes:
-        assert each.process.said().count("the broker is away") == before[each.name] + 1
+    wait_for(faulty.all_ready, within_s=15, what="readiness 200")
+    assert told() == once
     assert faulty.said().count("\n") - lines < 5 * len(faulty.nodes)
 
 
@@ -163,9 +168,9 @@ def test_a_client_that_leaves_while_the_broker_is_away_frees_its_slot_on_the_ret
         with client.stream("POST", CHAT, json=body) as answer:
             next(answer.iter_raw())
             nats.kill()
-            wait_for(lambda: not faulty.ready(), within_s=3, what="readiness 503")
+            wait_for(lambda: not faulty.ready(), within_s=15, what="readiness 503")
     nats.start()
-    wait_for(faulty.all_ready, within_s=5, what="readiness 200")
+    wait_for(faulty.all_ready, within_s=15, what="readiness 200")
     faulty.wait_at_rest()
 
 
@@ -197,7 +202,7 @@ async def _queued(faulty: Faulty, nats: NatsServer) -> None:
         assert card is not None
         keeper = asyncio.create_task(registry.keep_alive(bus, card))
         tasks = [asyncio.create_task(ask(client, text)) for text in texts]
-        await asyncio.to_thread(wait_for, queued, within_s=10, what="50 in the queue")
+        await asyncio.to_thread(wait_for, queued, within_s=30, what="50 in the queue")
         nats.kill()
         await asyncio.to_thread(nats.start)
         late = await asyncio.to_thread(worker, "late", faulty.nats_url, faulty.folder)

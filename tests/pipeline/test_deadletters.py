@@ -89,7 +89,7 @@ class Crew:
     def lose(self) -> None:
         """Wait until the latest worker has died, and start the next."""
         process = self.born[-1].process
-        wait_for(lambda: not process.alive, within_s=15, what="the death")
+        wait_for(lambda: not process.alive, within_s=60, what="the death")
         self.hire()
 
 
@@ -98,7 +98,7 @@ def crew(system: System, folder: Path, model: str) -> Iterator[Crew]:
     found = Crew(system, folder, model)
     try:
         found.hire()
-        wait_for(lambda: system.knows(model), within_s=10, what=model)
+        wait_for(lambda: system.knows(model), within_s=30, what=model)
         yield found
     finally:
         for each in found.born:
@@ -115,14 +115,14 @@ def test_three_deaths_make_one_error_and_a_letter_and_a_requeue_begins_anew(
 
     def ask() -> None:
         with system.client() as client:
-            answers.append(client.post(CHAT, json=deadly, timeout=60))
+            answers.append(client.post(CHAT, json=deadly, timeout=120))
 
     with crew(system, tmp_path, model) as workers:
         asking = threading.Thread(target=ask)
         asking.start()
         for _ in range(3):
             workers.lose()
-        asking.join(timeout=30)
+        asking.join(timeout=120)
         [answer] = answers
         events = events_of(answer.content)
         assert [event.json["error"]["code"] for event in events if "error" in event.json] == [

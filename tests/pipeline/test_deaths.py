@@ -17,7 +17,8 @@ from tests.waiting import wait_for
 pytestmark = pytest.mark.slow
 
 STREAMS = 24
-PIECES = [f"{number} " for number in range(150)]
+PIECES = [f"{number} " for number in range(400)]
+"""8 s of them: the worker dies long before their end."""
 
 
 async def _stream(client: httpx.AsyncClient, number: int, begun: asyncio.Semaphore) -> list[str]:
@@ -51,7 +52,7 @@ def test_every_token_of_a_dead_or_frozen_workers_requests_comes_once_in_order(
                 assert client.post(CHAT, json=chat(f"river {n}", max_tokens=1)).status_code == 200
         return victim.metrics()["headrace_worker_requests_finished_total"] > 2
 
-    wait_for(has_its_share, within_s=15, what="the newcomer's share of the requests")
+    wait_for(has_its_share, within_s=30, what="the newcomer's share of the requests")
 
     def holds_some() -> bool:
         return victim.gauges()["headrace_worker_requests_inflight"] > 0
@@ -63,7 +64,7 @@ def test_every_token_of_a_dead_or_frozen_workers_requests_comes_once_in_order(
             for _ in range(STREAMS):
                 await begun.acquire()
             # A gauge is right within 0.3 s; five tokens come in a third of that.
-            await asyncio.to_thread(wait_for, holds_some, within_s=2, what="something to lose")
+            await asyncio.to_thread(wait_for, holds_some, within_s=5, what="something to lose")
             os.kill(victim.process.pid, number)
             return await asyncio.gather(*tasks)
 

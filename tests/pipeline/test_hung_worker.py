@@ -34,13 +34,13 @@ def test_beside_a_worker_that_hangs_every_request_is_answered_by_the_other(
             # What it was handed before its pulls lapsed comes back; all others never went there.
             texts = await asyncio.gather(*(ask(house, number) for number in range(60)))
             assert texts == ["ab"] * 60
-            before = await asyncio.to_thread(_finished, house)
+            await until(lambda: asyncio.to_thread(lambda: _finished(house) == 60))
             for number in range(60, 100):
                 assert await ask(house, number) == "ab"
-            assert await asyncio.to_thread(_finished, house) == before + 40
+            await until(lambda: asyncio.to_thread(lambda: _finished(house) == 100))
         finally:
             os.kill(worker.pid, signal.SIGCONT)
-        await until(lambda: house.running("twin-1") == 0)
+        await until(lambda: asyncio.to_thread(lambda: house.running("twin-1") == 0))
         assert await ask(house, 100) == "ab"
 
     with metered(mode, tmp_path, tenants={"free": ""}, models=models) as house:

@@ -24,6 +24,7 @@ from schemas.wire import (
     encode_frame,
     pack_tokens,
 )
+from streamer.mailbox import LINGER_S
 from tests.broker import with_bus
 from tests.pipeline.asking import CHAT, COMPLETIONS, chat, hook, refusal
 from tests.pipeline.conftest import System
@@ -150,7 +151,7 @@ def test_a_failed_request_gives_its_key_back(system: System) -> None:
 @pytest.mark.parametrize("model", ["sim", "tiny"])
 def test_a_cancelled_request_gives_its_key_back(system: System, model: str) -> None:
     key = new_key()
-    slow = chat(model=model, stream=True, sim=hook("a", ttft_ms=20_000))
+    slow = chat(model=model, stream=True, sim=hook("a", ttft_ms=60_000))
     with (
         system.client() as client,
         client.stream("POST", CHAT, json=slow, headers=new_key()) as before,  # fills `tiny`
@@ -168,10 +169,10 @@ def test_a_cancelled_request_gives_its_key_back(system: System, model: str) -> N
 
 def test_a_client_that_left_for_good_gives_its_key_back(system: System) -> None:
     key = new_key()
-    slow = chat(stream=True, sim=hook("a", ttft_ms=20_000))
+    slow = chat(stream=True, sim=hook("a", ttft_ms=60_000))
     with system.client() as client, client.stream("POST", CHAT, json=slow, headers=key) as answer:
         request = answer.headers["x-request-id"]
-        wait_for(lambda: system.ledger(request)["starts"] == 1, within_s=3, what="a start")
+        wait_for(lambda: system.ledger(request)["starts"] == 1, within_s=15, what="a start")
     wait_for(lambda: system.ledger(request)["aborts"] == 1, within_s=3, what="an abort")
     again = ask(system, chat(sim=hook("b")), key)
     assert again.headers["x-request-id"] != request
@@ -179,14 +180,25 @@ def test_a_client_that_left_for_good_gives_its_key_back(system: System) -> None:
 
 
 def test_a_client_that_comes_back_at_once_goes_on_with_its_request(system: System) -> None:
-    body, key = story(stream=True), new_key()
-    with system.client() as client, client.stream("POST", CHAT, json=body, headers=key) as answer:
-        request = answer.headers["x-request-id"]
-        next(answer.iter_raw())
-    again = ask(system, body, key)
+    for _ in range(20):  # on a machine that stalls, at once may be too late
+        body, key = story(stream=True), new_key()
+        with (
+            system.client() as one,
+            system.client() as two,
+            one.stream("POST", CHAT, json=body, headers=key) as answer,
+        ):
+            request = answer.headers["x-request-id"]
+            next(answer.iter_raw())
+            left_s = time.monotonic()
+            answer.close()
+            with two.stream("POST", CHAT, json=body, headers=key) as again:
+                in_time = time.monotonic() - left_s < LINGER_S
+                content = again.read()
+        if in_time:
+            break
     assert again.headers["x-request-id"] == request
-    assert again.content.endswith(b"data: [DONE]\n\n")
-    assert again.content.count(b"\nid: ") == 30
+    assert content.endswith(b"data: [DONE]\n\n")
+    assert content.count(b"\nid: ") == 30
     assert system.ledger(request) == {"starts": 1, "aborts": 0, "tokens": 30}
 
 
@@ -194,7 +206,7 @@ def test_a_client_that_comes_back_at_once_goes_on_with_its_request(system: Syste
 def test_one_reader_of_two_may_leave_and_the_last_ones_leaving_cancels(
     system: System, first_leaves: bool
 ) -> None:
-    pieces = [f"{number} " for number in range(400)]
+    pieces = [f"{number} " for number in range(4000)]
     body, key = chat(stream=True, sim=hook(*pieces, itl_ms=20, ttft_ms=0)), new_key()
     with system.client() as one, system.client() as two:
         first = one.send(one.build_request("POST", CHAT, json=body, headers=key), stream=True)
@@ -267,17 +279,19 @@ def test_only_answers_of_requests_with_a_key_are_kept(system: System) -> None:
 
 
 def test_a_waiting_requests_deadline_ends_those_who_were_attached_too(system: System) -> None:
-    busy = chat(model="tiny", stream=True, sim=hook("a", ttft_ms=20_000))
+    busy = chat(model="tiny", stream=True, sim=hook("a", ttft_ms=60_000))
     waits = chat(model="tiny", sim=hook("never"))
     key = new_key() | {"x-request-timeout": "1"}
 
     async def two() -> list[httpx.Response]:
-        async with system.async_client(timeout_s=10) as client:
+        async with system.async_client() as client:
             return await asyncio.gather(
                 *(client.post(CHAT, json=waits, headers=key) for _ in range(2))
             )
 
-    with system.client() as client, client.stream("POST", CHAT, json=busy):
+    with system.client() as client, client.stream("POST", CHAT, json=busy) as running:
+        request = running.headers["x-request-id"]
+        wait_for(lambda: system.ledger(request)["starts"] == 1, within_s=15, what="a start")
         answers = asyncio.run(two())
     assert [refusal(answer)["code"] for answer in answers] == ["deadline_exceeded"] * 2
     system.wait_at_rest()

@@ -16,7 +16,7 @@ from headrace.bus import BusSettings, connection
 from headrace.cancel import cancel
 from tests.pipeline.asking import CHAT, COMPLETIONS, chat, collect, hook, stream
 from tests.pipeline.conftest import System
-from tests.waiting import wait_for
+from tests.waiting import until, wait_for
 
 LEAVES_WITHIN_S = 1.0
 
@@ -38,19 +38,19 @@ def reading(system: System, body: dict[str, Any], *, events: int = 0) -> Iterato
 
 
 def test_leaving_before_the_first_token_aborts_within_a_second(system: System) -> None:
-    with reading(system, chat(sim=hook("a", ttft_ms=30_000))) as request:
-        wait_for(lambda: system.ledger(request)["starts"] == 1, within_s=3, what="a start")
+    with reading(system, chat(sim=hook("a", ttft_ms=60_000))) as request:
+        wait_for(lambda: system.ledger(request)["starts"] == 1, within_s=15, what="a start")
     aborted = {"starts": 1, "aborts": 1, "tokens": 0}
     wait_for(lambda: system.ledger(request) == aborted, within_s=LEAVES_WITHIN_S, what="an abort")
     begun_s = time.monotonic()
     with system.client() as client:
         collect(client, chat(sim=hook("b")))
-    assert time.monotonic() - begun_s < 1.0
+    assert time.monotonic() - begun_s < 30  # the other one's wait would last for twice as long
 
 
 def test_leaving_after_token_3_of_500_makes_only_a_few_more(system: System) -> None:
     pieces = [f"{number} " for number in range(500)]
-    with reading(system, chat(sim=hook(*pieces, itl_ms=20)), events=3) as request:
+    with reading(system, chat(sim=hook(*pieces, itl_ms=100)), events=3) as request:
         pass
     wait_for(
         lambda: system.ledger(request)["aborts"] == 1, within_s=LEAVES_WITHIN_S, what="an abort"
@@ -60,21 +60,33 @@ def test_leaving_after_token_3_of_500_makes_only_a_few_more(system: System) -> N
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_leaving_an_unstreamed_request_aborts_it(system: System, path: str) -> None:
-    # Its id comes with the answer only, so the abort is seen in what the worker holds.
+    # Its id comes with the answer only, so start and abort are seen in what the workers run.
     body = chat("x") if path == CHAT else {"model": "sim", "prompt": "x"}
-    body["sim"] = hook("a", ttft_ms=20_000)
-    with pytest.raises(httpx.ReadTimeout), system.client() as client:
-        client.post(path, json=body, timeout=0.7)
+    body["sim"] = hook("a", ttft_ms=60_000)
+    name = "headrace_worker_requests_running"
+
+    def runs() -> bool:
+        return any(worker.metrics()[name] for worker in system.workers)
+
+    async def leave() -> None:
+        async with system.async_client() as client:
+            asking = asyncio.create_task(client.post(path, json=body))
+            await until(lambda: asyncio.to_thread(runs))
+            asking.cancel()
+            await asyncio.wait([asking])
+
+    system.wait_at_rest()
+    asyncio.run(leave())
     system.wait_at_rest(within_s=LEAVES_WITHIN_S)
 
 
 def test_leaving_while_waiting_takes_the_request_out_of_the_queue(system: System) -> None:
-    busy = chat(model="tiny", sim=hook("a", ttft_ms=3_000))
+    busy = chat(model="tiny", sim=hook("a", ttft_ms=60_000))
     waits = chat(model="tiny", sim=hook("never"))
     with reading(system, busy) as first:
-        wait_for(lambda: system.ledger(first)["starts"] == 1, within_s=3, what="a start")
+        wait_for(lambda: system.ledger(first)["starts"] == 1, within_s=15, what="a start")
         with reading(system, waits) as second:
-            wait_for(lambda: system.queued() == 2, within_s=2, what="two in the queue")
+            wait_for(lambda: system.queued() == 2, within_s=15, what="two in the queue")
             # A worker may take it ahead of its turn; the engine must not be given it all the same.
             with contextlib.suppress(TimeoutError):
                 held = "headrace_worker_requests_inflight"
@@ -87,9 +99,9 @@ def test_leaving_while_waiting_takes_the_request_out_of_the_queue(system: System
 
 
 def test_a_queued_request_beyond_the_slots_leaves_unseen_by_the_engine(system: System) -> None:
-    body = chat(model="tiny", stream=True, sim=hook("a", ttft_ms=30_000))
+    body = chat(model="tiny", stream=True, sim=hook("a", ttft_ms=60_000))
     with reading(system, body) as running:
-        wait_for(lambda: system.ledger(running)["starts"] == 1, within_s=5, what="a start")
+        wait_for(lambda: system.ledger(running)["starts"] == 1, within_s=15, what="a start")
         with reading(system, body) as queued:
             pass
         wait_for(lambda: system.queued() == 1, within_s=system.leaves_within_s, what="its leaving")
@@ -101,11 +113,11 @@ def test_a_queued_request_beyond_the_slots_leaves_unseen_by_the_engine(system: S
 
 def test_leaving_and_an_explicit_cancel_make_one_abort_and_no_stray_error(system: System) -> None:
     async def cancel_it(request: str) -> None:
-        async with connection(BusSettings(system.nats_url), name="test", timeout_s=5) as bus:
+        async with connection(BusSettings(system.nats_url), name="test", timeout_s=30) as bus:
             await cancel(bus, tenant="default", request=request)
 
-    with reading(system, chat(sim=hook("a", ttft_ms=20_000))) as request:
-        wait_for(lambda: system.ledger(request)["starts"] == 1, within_s=3, what="a start")
+    with reading(system, chat(sim=hook("a", ttft_ms=60_000))) as request:
+        wait_for(lambda: system.ledger(request)["starts"] == 1, within_s=15, what="a start")
         canceller = threading.Thread(target=lambda: asyncio.run(cancel_it(request)))
         canceller.start()
     canceller.join()
@@ -122,10 +134,10 @@ def test_leaving_and_an_explicit_cancel_make_one_abort_and_no_stray_error(system
 def test_a_cancelled_stream_ends_with_the_error_request_cancelled(system: System) -> None:
     async def cancelled() -> list[str]:
         async with (
-            connection(BusSettings(system.nats_url), name="test", timeout_s=5) as bus,
-            system.async_client(timeout_s=10) as client,
+            connection(BusSettings(system.nats_url), name="test", timeout_s=30) as bus,
+            system.async_client() as client,
             client.stream(
-                "POST", CHAT, json=chat(stream=True, sim=hook("a", "b", itl_ms=9000, ttft_ms=0))
+                "POST", CHAT, json=chat(stream=True, sim=hook("a", "b", itl_ms=60_000, ttft_ms=0))
             ) as answer,
         ):
             lines = []
@@ -156,12 +168,12 @@ def test_after_200_requests_that_end_in_every_way_all_gauges_are_0(system: Syste
         body = chat(str(number), stream=number % 2 == 0, sim=sim)
         if kind == "refused":
             body["temperature"] = -1
-        patience_s = {"leave": 0.02 + number % 10 / 50, "hang": 0.5}.get(kind, 30)
+        patience_s = {"leave": 0.02 + number % 10 / 50, "hang": 0.5}.get(kind, 120)
         try:
             async with asyncio.timeout(patience_s):
                 answer = await client.post(CHAT, json=body)
         except TimeoutError:
-            return kind
+            return kind if kind in ("leave", "hang") else "late"
         if kind == "whole":
             assert answer.status_code == 200
             assert "29 " in answer.text
@@ -173,7 +185,7 @@ def test_after_200_requests_that_end_in_every_way_all_gauges_are_0(system: Syste
         return kind
 
     async def all_of_them() -> list[str]:
-        async with system.async_client() as client:
+        async with system.async_client(timeout_s=120) as client:
             return await asyncio.gather(*(ask(client, n, kind) for n, kind in enumerate(kinds)))
 
     assert asyncio.run(all_of_them()) == kinds

@@ -49,6 +49,7 @@ TERMS = {
     "three-open": "concurrent_requests = 3",
     "one-open": "concurrent_requests = 1",
     "sockets": "concurrent_requests = 2",
+    "counts": "requests_per_minute = 3\ntokens_per_minute = 6000\nconcurrent_requests = 1",
     "told": "requests_per_minute = 6\ntokens_per_minute = 6000",
     "large": "tokens_per_minute = 100",
     **{
@@ -98,13 +99,23 @@ def test_of_fifty_at_once_exactly_five_fit_a_limit_of_tokens(house: Metered) -> 
         return all(head.get("limit-tokens") == str(5 * cost) for head in heads)
 
     wait_for(known, within_s=10, what="the limit")
-    slow = hook("a", ttft_ms=3000)  # so that nothing of them comes back meanwhile
-    assert statuses(house.at_once("five-tokens", 50, max_tokens=20, sim=slow)) == (5, 45)
+    # LONG, so that nothing of them comes back meanwhile.
+    assert statuses(house.heads_at_once("five-tokens", 50, max_tokens=20, sim=LONG)) == (5, 45)
+
+
+def test_a_count_of_tokens_costs_a_request_and_no_tokens(house: Metered) -> None:
+    body = {"model": "sim", "input": "x"}
+    with house.client("counts") as client:
+        malformed = client.post("/v1/responses/input_tokens", json=body | {"input": "w " * 40_000})
+        answers = [client.post("/v1/responses/input_tokens", json=body) for _ in range(4)]
+    assert malformed.status_code == 400
+    assert statuses(answers) == (3, 1)
+    assert [ratelimit(answer)["remaining-requests"] for answer in answers] == ["2", "1", "0", "0"]
+    assert house.left_of("counts")["remaining-tokens"] == "6000"
 
 
 def test_of_fifty_at_once_exactly_three_may_be_open(house: Metered) -> None:
-    slow = hook("a", ttft_ms=3000)
-    assert statuses(house.at_once("three-open", 50, sim=slow)) == (3, 47)
+    assert statuses(house.heads_at_once("three-open", 50, sim=LONG)) == (3, 47)
     wait_for(lambda: house.ask("three-open").status_code == 200, within_s=20, what="room")
 
 
@@ -184,7 +195,9 @@ def test_a_client_that_leaves_pays_for_the_prompt_and_what_was_made(house: Meter
     began = Drained(PER_MINUTE, time.monotonic())
     with (
         house.client("back-leave") as client,
-        client.stream("POST", CHAT, json=body(sim=hook(*["a"] * 100, itl_ms=300))) as answer,
+        client.stream(
+            "POST", CHAT, json=body(sim=hook(*["a"] * 100, ttft_ms=0, itl_ms=1000))
+        ) as answer,
     ):
         request = answer.headers["x-request-id"]
         chunks = answer.iter_bytes()
@@ -238,13 +251,14 @@ def test_leaving_a_socket_while_its_request_waits_in_ingress_costs_nothing(
         headers = {"Authorization": f"Bearer {key_of(tenant)}"}
         async with talking(house.socket_end, CHAT, additional_headers=headers) as talk:
             heard = await talk.begin("a", body("tiny"))
-            await until(lambda: house.waiting() == others + 1)
+            await until(lambda: asyncio.to_thread(lambda: house.waiting() == others + 1))
             if leave == "cancel":
                 await talk.cancel("a")
                 await talk.ended(heard)
                 assert heard.error is not None
                 assert heard.error["code"] == "request_cancelled"
-        await until(lambda: house.waiting() == others, within_s=SOON_S)
+        gone = lambda: house.waiting() == others  # noqa: E731
+        await until(lambda: asyncio.to_thread(gone), within_s=SOON_S)
 
     with house.full("tiny") as others:
         asyncio.run(run(others))
@@ -336,7 +350,7 @@ def test_a_request_that_goes_on_at_another_worker_is_charged_once(
     tenants = {"free": "", "back": f"requests_per_minute = 60\ntokens_per_minute = {PER_MINUTE}"}
     models = {"twin-1": "{}", "twin-2": "{}"}
     with metered(mode, tmp_path, tenants=tenants, models=models) as house:
-        ask = body("twin", sim=hook(*["a"] * 40, itl_ms=100))
+        ask = body("twin", sim=hook(*["a"] * 40, itl_ms=150))
         began = Drained(PER_MINUTE, time.monotonic())
         with (
             house.client("back") as client,
@@ -344,6 +358,7 @@ def test_a_request_that_goes_on_at_another_worker_is_charged_once(
         ):
             chunks = answer.iter_bytes()
             raw = next(chunks)
+            wait_for(lambda: any(map(house.running, models)), within_s=5, what="its worker")
             [holder] = [name for name in models if house.running(name)]
             house.workers[holder].process.kill()
             raw += b"".join(chunks)

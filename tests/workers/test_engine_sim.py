@@ -357,7 +357,7 @@ def test_paced_requests_take_the_time_they_were_given() -> None:
         )
         return loop.time() - start_s
 
-    assert 0.079 <= with_engine(scene) < 1.0
+    assert 0.079 <= with_engine(scene) < 50 * 0.08 / 2  # at once, not one after another
 
 
 def test_many_requests_in_little_memory_all_come_through() -> None:

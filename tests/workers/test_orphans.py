@@ -18,7 +18,8 @@ from tests.servers import NatsServer
 from tests.waiting import until
 from workers.orphans import Absences, Orphans
 
-PATIENCE_S = 0.5
+PATIENCE_S = 1.2
+"""More than a moment in which a busy machine lets nobody answer."""
 SHAPE = Shape("chat", "m", 5, False, 1, False)
 
 
