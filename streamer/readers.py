@@ -5,12 +5,16 @@ a subject of its own. Those that were attached later may be on any streamer; eac
 reply's subject for readers. Nothing is subscribed for a request that has one reader.
 """
 
+from typing import Final
+
 from headrace.bus import BrokerAway, BrokerRefused, Bus
 from headrace.peek import find, read_queued
 from schemas import subjects
 from schemas.subjects import ReplySubject
 
-ANSWER_S = 0.2
+ANSWER_S: Final = 2.0
+"""Who is gone is known at once: nobody listens, or says no. Only of a streamer that stands still is
+there no word, and its readers must not lose their request for a stall."""
 HERE = b"here"
 
 

@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 
 from headrace import topology
-from headrace.bus import Bus, BusSettings, connection
-from schemas.subjects import RequestSubject, cancel_signal, new_request_id
+from headrace.bus import Bus, BusSettings, Message, connection
+from schemas.subjects import (
+    RequestSubject,
+    cancel_signal,
+    new_request_id,
+    readers_of,
+    streamer_reads,
+)
 from schemas.wire import (
     Envelope,
     Piece,
@@ -20,7 +26,7 @@ from schemas.wire import (
     encode_envelope,
     encode_frame,
 )
-from streamer import mailbox
+from streamer import mailbox, readers
 from streamer.attach import attach
 from streamer.buffer import OpenReply
 from streamer.mailbox import Mailbox
@@ -203,3 +209,23 @@ def test_a_client_that_may_come_back_is_waited_for_and_found_when_it_has(
         await until(lambda: readers.cancelled == 1)
 
     play(url, test)
+
+
+def test_a_reader_whose_streamer_stalls_for_a_moment_is_here(url: str) -> None:
+    request = new_request_id()
+
+    async def scenario() -> tuple[bool, bool]:
+        async with connection(BusSettings(url), name="test", timeout_s=10) as bus:
+
+            async def late(message: Message) -> None:
+                await asyncio.sleep(0.5)  # the stall
+                await bus.publish(message.reply, readers.HERE)
+
+            await bus.subscribe(readers_of(tenant="t", request=request), late)
+            await bus.subscribe(streamer_reads("s"), late)
+            return (
+                await readers.is_attached(bus, tenant="t", request=request),
+                await readers.is_read_at(bus, "s", request=request),
+            )
+
+    assert asyncio.run(scenario()) == (True, True)
