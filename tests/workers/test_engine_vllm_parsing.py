@@ -84,7 +84,7 @@ class Failing:
 
 
 def test_a_parser_that_fails_tells_nothing_of_what_the_model_said() -> None:
-    chat = ParsedChat(None, [Failing()], {}, Parsing(), [1])
+    chat = ParsedChat(None, Failing, {}, Parsing(), [1], choices=1)
     with pytest.raises(EngineFailed) as raised:
         chat.read(Piece(0, "quokka", (5,)), ends=False)
     assert str(raised.value) == "the model's parser failed: ValueError"
