@@ -14,6 +14,7 @@ CONTEXT_TOKENS = 2048
 MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 """The further tokens of the thinking model; their ids follow on the others."""
 _VOCABULARY = 2048
+_BLANKS = "ĠĊĉč"  # as a byte-level BPE writes them
 _ENDS_THINKING = 130.0
 """The weight of `</think>`: it becomes the likeliest token once in some ten."""
 _THINKING_TEMPLATE = r"""
@@ -40,35 +41,41 @@ def make_thinking_model(folder: Path) -> Path:
     """Write a model that thinks at first: its `</think>` comes after some tokens of noise."""
     import torch
 
+    files = thinking_files()
+    vocabulary: dict[str, int] = json.loads(files["tokenizer.json"])["model"]["vocab"]
+    blank = [token for name, token in vocabulary.items() if not name.strip(_BLANKS)]
     model = _model(_VOCABULARY + len(MARKUP))
-    files = tokenizer_files()
-    tokenizer: dict[str, Any] = json.loads(files["tokenizer.json"])
-    pattern = tokenizer["added_tokens"][-1] | {"special": False}
-    tokenizer["added_tokens"] += [
-        pattern | {"id": _VOCABULARY + number, "content": text}
-        for number, text in enumerate(MARKUP)
-    ]
-    config = json.loads(files["tokenizer_config.json"]) | {"chat_template": _THINKING_TEMPLATE}
-    for entry in tokenizer["added_tokens"][-len(MARKUP) :]:
-        config["added_tokens_decoder"][str(entry["id"])] = {
-            name: value for name, value in entry.items() if name != "id"
-        }
     with torch.no_grad():
-        # One dimension is the same at each token, and only this logit looks at it.
+        # One dimension is the same at each token, and only the logits of these look at it.
         model.model.embed_tokens.weight[:, 0] = 1.0
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight[0] = 0.0
             layer.mlp.down_proj.weight[0] = 0.0
         model.lm_head.weight[:, 0] = 0.0
         model.lm_head.weight[_VOCABULARY:] = 0.0
-        blank = [
-            token for name, token in tokenizer["model"]["vocab"].items() if not name.strip("ĠĊĉč")
-        ]
+        model.lm_head.weight[_VOCABULARY + MARKUP.index("</think>"), 0] = _ENDS_THINKING
         model.lm_head.weight[blank] = 0.0
         model.lm_head.weight[blank, 0] = -_ENDS_THINKING  # else it may fill an object with them
-        model.lm_head.weight[_VOCABULARY + MARKUP.index("</think>"), 0] = _ENDS_THINKING
-    files = {"tokenizer.json": json.dumps(tokenizer).encode()}
-    return _write(folder, model, files | {"tokenizer_config.json": json.dumps(config).encode()})
+    return _write(folder, model, files)
+
+
+def thinking_files() -> dict[str, bytes]:
+    """Return the thinking model's tokenizer files by name."""
+    files = tokenizer_files()
+    tokenizer: dict[str, Any] = json.loads(files["tokenizer.json"])
+    config = json.loads(files["tokenizer_config.json"]) | {"chat_template": _THINKING_TEMPLATE}
+    # Not special, as with the models that have them: a text shows them.
+    pattern = tokenizer["added_tokens"][-1] | {"special": False}
+    for token, text in enumerate(MARKUP, _VOCABULARY):
+        entry = pattern | {"id": token, "content": text}
+        tokenizer["added_tokens"].append(entry)
+        config["added_tokens_decoder"][str(token)] = {
+            name: value for name, value in entry.items() if name != "id"
+        }
+    return {
+        "tokenizer.json": json.dumps(tokenizer).encode(),
+        "tokenizer_config.json": json.dumps(config).encode(),
+    }
 
 
 def _model(vocabulary: int) -> Any:
