@@ -93,8 +93,8 @@ def read(chat: ParsedChat, pieces: Sequence[Piece]) -> Found:
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize(
     ("reasoning", "opened"),
-    # vLLM's parser for DeepSeek shows a `<think>` that shares a step with other tokens; its template
-    # opens the thoughts itself, so that the model says none.
+    # vLLM's parser for DeepSeek shows a `<think>` that shares a step with other tokens; that
+    # model's template opens the thoughts, so that it says none.
     [("deepseek_r1", False), ("qwen3", False), ("qwen3", True)],
 )
 def test_steps_of_any_size_say_the_same(reasoning: str, opened: bool, name: str, size: int) -> None:
