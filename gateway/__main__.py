@@ -1,10 +1,7 @@
 """`python -m gateway`: serves clients, with the streamer in the same process."""
 
 import asyncio
-import os
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from gateway.inline import Inline
@@ -26,16 +23,9 @@ from headrace.settings import (
 from headrace.telemetry import Readiness, admin_routes, registry_of
 from headrace.turnstile import Turnstile
 from headrace.upkeep import Upkeep
-from headrace.workforce import Workforce
-from ingress.admit import Ingress
 from ingress.app import Application
-from ingress.catalogue import Catalogue
-from ingress.cors import Cors
-from ingress.desk import Desk
-from ingress.desk import serve as serve_desk
 from ingress.gate import Entrance
-from ingress.line import line_of
-from ingress.telemetry import readings as ingress_readings
+from ingress.reception import Reception
 from schemas import subjects
 from streamer.app import client_routes
 from streamer.mailbox import Mailbox
@@ -78,75 +68,49 @@ async def _main(settings: GatewaySettings, entrance: Entrance, stop: asyncio.Eve
 async def _serve(
     settings: GatewaySettings, entrance: Entrance, name: str, bus: Bus, stop: asyncio.Event
 ) -> None:
-    workforce = Workforce(bus, clock=time.monotonic)
-    mailbox = Mailbox(bus, name, serves=workforce.serves)
-    gate = entrance.gate
-    cors = Cors(settings.cors_origins, keyless=gate.keyless)
-
-    def tenants_changed() -> None:
-        cors.keyless = gate.keyless
-
-    await entrance.open(bus, on_change=tenants_changed)
-    catalogue = Catalogue(bus, clock=time.monotonic)
-    threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="prompt")
-    line = line_of(settings, bus, gate.directory, workforce, node=name)
-    ingress = Ingress(
-        bus,
-        gate=gate,
-        catalogue=catalogue,
-        workforce=workforce,
-        line=line,
-        threads=threads,
-        inspection=entrance.inspection,
-    )
+    reception = Reception(settings, entrance, bus, name=name, origins=settings.cors_origins)
+    await reception.open()
+    mailbox = Mailbox(bus, name, serves=reception.workforce.serves)
+    sockets = Sockets(mailbox, reception.desk, rooms=ROOMS)
+    orphans = Orphans(bus, mailbox)
+    upkeep = Upkeep(bus)
+    upkeep.on_remade(subjects.REQUESTS, orphans.queue_remade)
 
     def readiness() -> Readiness:
-        detail = {"broker": bus.ready, "models": [card.name for card in catalogue.cards()]}
-        if ingress.draining:
+        detail = {"broker": bus.ready, "models": reception.models}
+        if reception.ingress.draining:
             return Readiness("draining", detail)
         return Readiness("ready" if bus.ready else "starting", detail)
 
-    upkeep = Upkeep(bus)
-    orphans = Orphans(bus, mailbox)
-    upkeep.on_remade(subjects.REQUESTS, orphans.queue_remade)
-    desk = Desk(ingress)
-    sockets = Sockets(mailbox, desk, rooms=ROOMS)
-    await workforce.start()
     await mailbox.start()
-    await catalogue.start()
-    await line.start()
-    await serve_desk(bus, desk)
+    await reception.start()
     turnstile = Turnstile(files.held(settings.bounds))
     readings = [
-        *ingress_readings(ingress),
+        *reception.readings(),
         *streamer_readings(mailbox, sockets),
         *turnstile.readings(),
     ]
     operator_routes = admin_routes(readiness, registry_of("gateway", readings))
-    routes = [*client_routes(bus, mailbox, desk), *operator_routes]
+    routes = [*client_routes(bus, mailbox, reception.desk), *operator_routes]
     serving = await serve(
-        Application(ingress, Inline(bus, mailbox), cors, routes),
+        Application(reception.ingress, Inline(bus, mailbox), reception.cors, routes),
         host=settings.host,
         port=settings.port,
         websocket=WebSocketDoor(sockets, ping_s=settings.websocket_ping_s),
         turnstile=turnstile,
     )
     async with admin_port(settings, "gateway", readiness, readings), running_tasks() as tasks:
-        entrance.start(tasks)
-        tasks.start("models", catalogue.follow())
+        reception.run(tasks)
         tasks.start("replies", mailbox.tick_forever())
-        tasks.start("workers", workforce.follow())
-        tasks.start("line", line.release_forever())
         tasks.start("upkeep", upkeep.forever())
         tasks.start("orphans", orphans.watch())
         settle_memory()
         await stop.wait()
-        ingress.draining = True
-        line.room.drain()
+        reception.drain()
         sockets.drain()
         await mailbox.drain(grace_s=settings.grace_s)
         await serving.close(grace_s=1.0)
-    threads.shutdown(wait=False)
+    reception.close()
 
 
 if __name__ == "__main__":

@@ -44,7 +44,10 @@ class Commands:
                 f"streamer-{number}",
                 "streamer",
                 "streamer",
-                [*self._listen(place), *self._pings(), "--public-url", place.url],
+                [
+                    *(*self._listen(place), *self._pings(), *self._origins()),
+                    *("--public-url", place.url),
+                ],
             )
             for number, place in enumerate(addresses.streamers, start=1)
         ]

@@ -3,6 +3,7 @@
 import ipaddress
 import socket
 from typing import Final
+from urllib.parse import urlsplit
 
 BACKLOG: Final = 2048
 PORT_MAX: Final = 65535
@@ -71,6 +72,15 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_local_origin(origin: str) -> bool:
+    """Tell whether a URL names this machine."""
+    try:
+        host = urlsplit(origin).hostname
+    except ValueError:
+        return False
+    return host is not None and is_loopback(host)
 
 
 def is_unspecified(host: str) -> bool:

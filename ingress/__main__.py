@@ -1,10 +1,8 @@
 """`python -m ingress`: admits requests and sends their clients to a streamer."""
 
 import asyncio
-import os
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,16 +25,10 @@ from headrace.telemetry import Readiness, admin_routes, registry_of
 from headrace.ticket import load_tickets, put_back
 from headrace.turnstile import Turnstile
 from headrace.upkeep import Upkeep
-from headrace.workforce import Workforce
-from ingress import desk
-from ingress.admit import Ingress
 from ingress.app import Application
-from ingress.catalogue import Catalogue
-from ingress.cors import Cors
 from ingress.gate import Entrance
-from ingress.line import line_of
+from ingress.reception import Reception
 from ingress.redirect import Redirect
-from ingress.telemetry import readings as ingress_readings
 from schemas import subjects
 
 
@@ -67,38 +59,20 @@ async def _main(settings: IngressSettings, entrance: Entrance, stop: asyncio.Eve
 async def _serve(
     settings: IngressSettings, entrance: Entrance, name: str, bus: Bus, stop: asyncio.Event
 ) -> None:
-    gate = entrance.gate
-    cors = Cors(settings.cors_origins, keyless=gate.keyless)
-
-    def tenants_changed() -> None:
-        cors.keyless = gate.keyless
-
-    await entrance.open(bus, on_change=tenants_changed)
-    catalogue = Catalogue(bus, clock=time.monotonic)
-    workforce = Workforce(bus, clock=time.monotonic)
+    reception = Reception(settings, entrance, bus, name=name, origins=settings.cors_origins)
+    await reception.open()
     tickets = await load_tickets(bus)
     redirect = Redirect(bus, tickets, clock=time.monotonic)
     upkeep = Upkeep(bus)
     upkeep.on_remade(f"KV_{subjects.SECRETS}", partial(put_back, bus, tickets))
-    threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="prompt")
-    line = line_of(settings, bus, gate.directory, workforce, node=name)
-    ingress = Ingress(
-        bus,
-        gate=gate,
-        catalogue=catalogue,
-        workforce=workforce,
-        line=line,
-        threads=threads,
-        inspection=entrance.inspection,
-    )
 
     def readiness() -> Readiness:
         detail = {
             "broker": bus.ready,
-            "models": [card.name for card in catalogue.cards()],
+            "models": reception.models,
             "streamers": len(redirect.live),
         }
-        if ingress.draining:
+        if reception.ingress.draining:
             return Readiness("draining", detail)
         return Readiness("ready" if bus.ready and redirect.live else "starting", detail)
 
@@ -107,38 +81,30 @@ async def _serve(
             await asyncio.sleep(topology.HEARTBEAT_S)
             redirect.tick()
 
-    await catalogue.start()
-    await line.start()
-    await workforce.start()
     await redirect.start()
-    clerk = desk.Desk(ingress)
-    await desk.serve(bus, clerk)
+    await reception.start()
     turnstile = Turnstile(files.held(settings.bounds))
-    readings = [*ingress_readings(ingress), *turnstile.readings()]
+    readings = [*reception.readings(), *turnstile.readings()]
     pages = [
-        cancel_route(bus, clerk.identify),
+        cancel_route(bus, reception.desk.identify),
         *admin_routes(readiness, registry_of("ingress", readings)),
     ]
     serving = await serve(
-        Application(ingress, redirect, cors, pages),
+        Application(reception.ingress, redirect, reception.cors, pages),
         host=settings.host,
         port=settings.port,
         turnstile=turnstile,
     )
     async with admin_port(settings, "ingress", readiness, readings), running_tasks() as tasks:
-        entrance.start(tasks)
+        reception.run(tasks)
         tasks.start("upkeep", upkeep.forever())
-        tasks.start("models", catalogue.follow())
         tasks.start("streamers", prune_streamers())
-        tasks.start("workers", workforce.follow())
-        tasks.start("line", line.release_forever())
         tasks.start("probes", redirect.probe_forever())
         settle_memory()
         await stop.wait()
-        ingress.draining = True
-        line.room.drain()
+        reception.drain()
         await serving.close(grace_s=settings.grace_s)
-    threads.shutdown(wait=False)
+    reception.close()
 
 
 if __name__ == "__main__":

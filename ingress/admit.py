@@ -124,8 +124,7 @@ class Ingress:
                 policy=policy,
                 deadline_s=origin.deadline_s,
             )
-        tokens = await self._tokens(model, ask, body_bytes)
-        cost = _cost(model, ask, len(tokens), policy)
+        tokens, cost = await self.costed(model, ask, policy, body_bytes=body_bytes)
         state = step(state, State.COSTED)
         if self.inspection is not None:
             await self.inspection.look(
@@ -160,6 +159,14 @@ class Ingress:
             if self.workforce.serves(model):
                 raise
             raise no_workers(model) from refusal
+
+    async def costed(
+        self, model: Model, ask: Ask, policy: Policy, *, body_bytes: int
+    ) -> tuple[list[int], Cost]:
+        """Return a request's prompt and what it may use. Raises InvalidRequest; arguments as for
+        `admit`."""
+        tokens = await self._tokens(model, ask, body_bytes)
+        return tokens, _cost(model, ask, len(tokens), policy)
 
     async def _tokens(self, model: Model, ask: Ask, body_bytes: int) -> list[int]:
         """Render and tokenise, in a thread where that takes long: the others must not wait.

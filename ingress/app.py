@@ -1,15 +1,15 @@
 """The ingress application: routes, what they need, and how faults are answered."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from starlette.applications import Starlette
-from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from headrace.answers import EXCEPTION_HANDLERS
+from headrace.cors import Cors
 from ingress.admit import Ingress
-from ingress.cors import Cors
+from ingress.count import count
 from ingress.handoff import Handoff
 from ingress.reference import page, specification
 from ingress.respond import Respond
@@ -38,6 +38,7 @@ class Application:
                 *extra,
                 *(Route(path, app, methods=["POST"]) for path, app in self._generate.items()),
                 Route("/v1/models", models(ingress), methods=["GET"]),
+                Route("/v1/responses/input_tokens", count(ingress), methods=["POST"]),
                 *stored_routes(ingress, handoff),
                 Route("/v1/models/{model:path}", model(ingress), methods=["GET"]),
                 Route("/openapi.json", specification(), methods=["GET"]),
@@ -52,26 +53,7 @@ class Application:
             if generate is not None:
                 await generate(scope, receive, send)
                 return
-        if scope["type"] != "http":
+        if scope["type"] == "http":
+            await self._cors.serve(self._rest, scope, receive, send)
+        else:
             await self._rest(scope, receive, send)
-            return
-        if scope["method"] == "OPTIONS":
-            headers = self._cors.preflight(scope["headers"])
-            if headers is not None:
-                await Response(status_code=204, headers=headers)(scope, receive, send)
-                return
-        await self._rest(scope, receive, _with_headers(send, self._cors.headers(scope["headers"])))
-
-
-def _with_headers(send: Send, headers: Mapping[str, str]) -> Send:
-    """Return a `send` that adds headers to the answer's own."""
-    if not headers:
-        return send
-    raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-
-    async def send_more(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), *raw]
-        await send(message)
-
-    return send_more

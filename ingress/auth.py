@@ -9,10 +9,9 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
-from urllib.parse import urlsplit
 
 from headrace.settings import DEFAULT_TENANT, ApiKey
-from headrace.sockets import is_loopback
+from headrace.sockets import is_local_origin, is_loopback
 from headrace.tenants import Directory
 from ingress.certificate import Certificates
 from ingress.jwt import TOKEN_BYTES_MAX, BadToken, UnknownKey, Verifier
@@ -20,7 +19,7 @@ from schemas.admit import Caller
 from schemas.errors import Forbidden, InvalidApiKey
 from schemas.tenant import Policy
 
-__all__ = ["Caller", "Gate", "is_local_origin", "is_loopback"]
+__all__ = ["Caller", "Gate", "is_loopback"]
 
 KEY_BYTES_MAX: Final = 512
 
@@ -154,12 +153,3 @@ def _check_local(headers: RawHeaders) -> None:
             raise Forbidden("Without keys this node answers to local host names only.")
         if name == b"origin" and not is_local_origin(value.decode("latin-1")):
             raise Forbidden("Without keys this node answers pages of this machine only.")
-
-
-def is_local_origin(origin: str) -> bool:
-    """Tell whether a URL names this machine."""
-    try:
-        host = urlsplit(origin).hostname
-    except ValueError:
-        return False
-    return host is not None and is_loopback(host)

@@ -86,6 +86,8 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
 
 
 def _answers(answer: dict[str, Any]) -> str:
+    if "content" not in answer:
+        return escape(answer["description"])
     return "<br>".join(
         f"{_kind(_carried(each['schema']))} as <code>{escape(media)}</code>"
         for media, each in answer["content"].items()

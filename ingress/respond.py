@@ -12,10 +12,10 @@ from starlette.types import Receive, Scope
 from headrace.answers import as_json
 from headrace.bus import BrokerAway, BrokerRefused, Bus
 from headrace.cancel import cancel
+from headrace.cors import Cors
 from headrace.kept import keep
 from ingress import stored
 from ingress.admit import Ingress, Origin
-from ingress.cors import Cors
 from ingress.handoff import Answer, Expected, Handoff
 from ingress.idempotency import Attach
 from ingress.routes import Asked, Generate

@@ -14,10 +14,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.answers import as_json, refused
+from headrace.cors import Cors
 from headrace.deadline import timeout_s_of
 from headrace.requests import peer_of
 from ingress.admit import Ask, Ingress, Origin, parse
-from ingress.cors import Cors
 from ingress.handoff import Answer, Expected, Handoff
 from ingress.idempotency import Attach, Keys, keyed
 from ingress.ratelimit import headers_of, ratelimit_headers

@@ -7,6 +7,10 @@ their sentences in `schemas.refused`; what is in neither list has no effect.
 from typing import Final
 
 NO_EFFECT: Final = "Taken, and without effect."
+CACHE: Final = {
+    "prompt_cache_options": NO_EFFECT + " Prefixes are cached by themselves.",
+    "prompt_cache_retention": NO_EFFECT + " Prefixes are cached by themselves.",
+}
 
 SHARED: Final = {
     "model": "The model's name; an unknown one is 404.",
@@ -49,6 +53,8 @@ SHARED: Final = {
 }
 
 CHAT: Final = SHARED | {
+    "prediction": NO_EFFECT + " The answer is the same, and comes no sooner.",
+    **CACHE,
     "messages": "At least one, of the roles system, developer, user, assistant, tool; text only.",
     "max_completion_tokens": "As `max_tokens`, and wins over it.",
     "logprobs": "Whether to report log probabilities.",
@@ -73,6 +79,7 @@ COMPLETION: Final = SHARED | {
     "echo": "The prompt stands before each choice; without log probabilities only.",
     "best_of": "Equal to `n` only.",
 }
+
 RESPONSE: Final = {
     "model": SHARED["model"],
     "input": "A text, or items: messages, function calls and their outputs, reasoning; text only.",
@@ -88,10 +95,12 @@ RESPONSE: Final = {
     "max_tool_calls": "Repeated in the object; only OpenAI's own tools are counted.",
     "metadata": "Up to 16 texts of 512 characters, repeated in the object.",
     "parallel_tool_calls": "False leaves one call.",
+    "personality": NO_EFFECT + " OpenAI knows it in counts of tokens alone.",
     "prompt_cache_key": SHARED["prompt_cache_key"],
+    **CACHE,
     "reasoning": "`effort`, for the chat template; no summaries.",
     "safety_identifier": "Repeated in the object.",
-    "service_tier": "Checked; the tier is always `default`.",
+    "service_tier": "Checked, and without effect: the tier is always `default`.",
     "temperature": SHARED["temperature"],
     "text": "`format` as `response_format` in a chat, and `verbosity`.",
     "tool_choice": "`none`, `auto` (the default with tools), `required`, or a named function.",

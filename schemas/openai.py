@@ -47,6 +47,7 @@ Metadata = Annotated[
     Meta(max_length=METADATA_MAX),
 ]
 Priority = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+CacheRetention = Literal["in_memory", "in-memory", "24h"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -142,6 +143,9 @@ class ChatRequest(Generation, frozen=True, kw_only=True):
     reasoning_effort: Effort | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     modalities: list[str] | None = None
+    prediction: dict[str, Any] | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: CacheRetention | None = None
     # vLLM's
     include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
@@ -150,6 +154,7 @@ class ChatRequest(Generation, frozen=True, kw_only=True):
     documents: list[dict[str, Any]] | None = None
     # Refused wherever they ask for something: see schemas.refused
     audio: Any = None
+    moderation: Any = None
     web_search_options: Any = None
     functions: Any = None
     function_call: Any = None

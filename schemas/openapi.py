@@ -19,7 +19,13 @@ from schemas.answers import (
     ModelList,
 )
 from schemas.openai import ChatRequest, CompletionRequest
-from schemas.response_answers import DeletedResponse, InputItems, ResponseEvent, ResponseObject
+from schemas.response_answers import (
+    DeletedResponse,
+    InputItems,
+    InputTokens,
+    ResponseEvent,
+    ResponseObject,
+)
 from schemas.responses import UNSERVED, ResponseRequest
 
 _REFERENCE: Final = "#/components/schemas/{name}"
@@ -38,7 +44,8 @@ class Parameter(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """One method of one path. `asks` is the body's type; `events` those of a stream's events."""
+    """One method of one path. `asks` is the body's type; `events` those of a stream's events;
+    `empty` says when the answer is 204."""
 
     method: str
     path: str
@@ -48,6 +55,7 @@ class Operation(NamedTuple):
     events: tuple[Any, ...] = ()
     statuses: tuple[int, ...] = (401,)
     parameters: tuple[Parameter, ...] = ()
+    empty: str = ""
 
 
 class Told(NamedTuple):
@@ -116,6 +124,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             _AFTER,
             Parameter("Last-Event-ID", {"type": "string"}, "As `starting_after`.", "header"),
         ),
+        empty="An EventSource has seen all of an ended stream.",
     ),
     Operation(
         "post",
@@ -133,6 +142,14 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         events=(ResponseEvent,),
         statuses=_GENERATE,
         parameters=_POST,
+    ),
+    Operation(
+        "post",
+        "/v1/responses/input_tokens",
+        "Count the tokens of a response's prompt, without making it.",
+        InputTokens,
+        asks=ResponseRequest,
+        statuses=(400, 401, 404, 413, 429, 500, 503),
     ),
     Operation(
         "get",
@@ -228,6 +245,8 @@ def _operation(each: Operation) -> dict[str, Any]:
             **{str(status): error for status in each.statuses},
         },
     }
+    if each.empty:
+        found["responses"]["204"] = {"description": each.empty}
     if each.asks is not None:
         body = {_JSON: {"schema": _reference(each.asks)}}
         found["requestBody"] = {"required": True, "content": body}

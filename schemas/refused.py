@@ -17,6 +17,7 @@ SHARED: Final = {
 }
 CHAT: Final = SHARED | {
     "audio": "Audio is not served.",
+    "moderation": "Moderation is the operator's affair, not a request's.",
     "web_search_options": "Web search is not served.",
     "functions": "'functions' is not served: use 'tools'.",
     "function_call": "'function_call' is not served: use 'tool_choice'.",

@@ -162,3 +162,10 @@ class DeletedResponse(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     id: str
     object: Literal["response"]
     deleted: Literal[True]
+
+
+class InputTokens(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many tokens a response's prompt has."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int

@@ -13,7 +13,15 @@ import msgspec
 from msgspec import Meta
 
 from schemas.errors import InvalidRequest
-from schemas.openai import ChatRequest, Temperature, Tokens, TopP, decode_body, parse_chat
+from schemas.openai import (
+    CacheRetention,
+    ChatRequest,
+    Temperature,
+    Tokens,
+    TopP,
+    decode_body,
+    parse_chat,
+)
 from schemas.response_items import Item, items_of, messages_of
 
 LOGPROBS: Final = "message.output_text.logprobs"
@@ -95,7 +103,10 @@ class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tool_calls: Tokens | None = None
     metadata: Metadata | None = None
     parallel_tool_calls: bool | None = None
+    personality: Annotated[str, Meta(max_length=64)] | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: CacheRetention | None = None
     reasoning: ReasoningOptions | None = None
     safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
     service_tier: (

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from headrace import files, lifecycle, registry, topology
-from headrace.bus import BrokerAway, BrokerRefused, Bus, Message
+from headrace import files, lifecycle, topology
+from headrace.bus import BrokerAway, Bus, Message
+from headrace.cors import Cors
 from headrace.http import WebSocketDoor, serve
 from headrace.lifecycle import log_to_stdout, running_tasks, settle_memory
 from headrace.node import Stopped, admin_port, broker, unique
 from headrace.settings import (
     ConnectionSettings,
+    CorsSettings,
     ListenSettings,
     NodeSettings,
     PublicUrl,
@@ -30,12 +32,12 @@ from headrace.turnstile import Turnstile
 from headrace.upkeep import Upkeep
 from headrace.workforce import Workforce
 from schemas import subjects
-from schemas.model import StreamerEntry
 from streamer.admission import RemoteAdmission
 from streamer.app import Application
 from streamer.desk import Desk
 from streamer.mailbox import Mailbox
 from streamer.orphans import Orphans
+from streamer.presence import Presence
 from streamer.rooms import ROOMS
 from streamer.sockets import Sockets
 from streamer.telemetry import desk_readings
@@ -51,12 +53,15 @@ _FOLLOWED: Final = re.compile(r"(https?://[^/?#\s]+)?(/[^/?#\s]+)*/?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamerSettings(NodeSettings, ListenSettings, WebSocketSettings, ConnectionSettings):
+class StreamerSettings(
+    NodeSettings, ListenSettings, CorsSettings, WebSocketSettings, ConnectionSettings
+):
     """A streamer's settings. Raises ValueError for a URL that no client could follow."""
 
     public_url: PublicUrl = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         url = self.public_url
         if url is None:
             if is_unspecified(self.host):
@@ -100,10 +105,10 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
         message.subject, message.data, now_s=time.time()
     )
     mailbox.awaited = desk.awaits
-    draining = False
+    presence = Presence(bus, mailbox, desk, name=name)
 
     def readiness() -> Readiness:
-        if draining:
+        if presence.draining:
             return Readiness("draining")
         return Readiness("ready" if bus.ready else "starting", {"broker": bus.ready})
 
@@ -119,28 +124,13 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
     await mailbox.start()
     await bus.subscribe(subjects.streamer_alive(name), alive)
     serving = await serve(
-        Application(bus, mailbox, admission, desk),
+        Application(bus, mailbox, admission, desk, _cors_of(settings)),
         host=settings.host,
         port=settings.port,
         websocket=WebSocketDoor(sockets, ping_s=settings.websocket_ping_s),
         turnstile=turnstile,
     )
     public_url = (settings.public_url or serving.url).rstrip("/")
-
-    async def announce() -> None:
-        open_streams = mailbox.open_count
-        entry = StreamerEntry(
-            name=name, public_url=public_url, open_streams=open_streams, draining=draining
-        )
-        with contextlib.suppress(BrokerAway):
-            await registry.announce(bus, subjects.STREAMERS, name, entry)
-
-    async def beat() -> None:
-        while True:
-            await announce()
-            await desk.tick(now_s=time.time())
-            await asyncio.sleep(topology.HEARTBEAT_S)
-
     readings = [
         *streamer_readings(mailbox, sockets),
         *desk_readings(desk),
@@ -150,18 +140,23 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
         tasks.start("upkeep", upkeep.forever())
         tasks.start("replies", mailbox.tick_forever())
         tasks.start("orphans", orphans.watch())
-        tasks.start("heartbeat", beat())
+        tasks.start("heartbeat", presence.beat_forever(public_url))
         tasks.start("workers", workforce.follow())
         settle_memory()
         await stop.wait()
-        draining = mailbox.draining = True
-        await announce()
+        presence.draining = mailbox.draining = True
+        await presence.announce(public_url)
         sockets.drain()
         await _drain(mailbox, desk, grace_s=settings.grace_s)
         await serving.close()
         await desk.close(now_s=time.time())
-        with contextlib.suppress(BrokerAway, BrokerRefused):
-            await registry.withdraw(bus, subjects.STREAMERS, name)
+        await presence.withdraw()
+
+
+def _cors_of(settings: StreamerSettings) -> Cors:
+    """Return whose pages may read: without a word, this machine's, where nobody else is served."""
+    origins = settings.cors_origins
+    return Cors(origins, keyless=not origins and is_loopback(settings.host))
 
 
 async def _drain(mailbox: Mailbox, desk: Desk, *, grace_s: float) -> None:

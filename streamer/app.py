@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.answers import EXCEPTION_HANDLERS, refused
 from headrace.bus import BrokerAway, BrokerRefused, Bus
+from headrace.cors import Cors
 from headrace.requests import cancel_route
 from headrace.ticket import Ticket
 from schemas.errors import BrokerUnavailable, MethodNotAllowed, Refusal
@@ -22,6 +23,9 @@ from streamer.relay import Relay
 from streamer.resume import Resume
 
 REPLIES_PATH: Final = "/v1/replies/"
+ANYONES: Final = {"access-control-allow-origin": "*"}
+"""Any page may read what a ticket gives: whoever has it may, and a browser that followed a redirect
+to another origin does not say any more where it comes from."""
 
 
 def client_routes(bus: Bus, mailbox: Mailbox, admission: Admission) -> list[BaseRoute]:
@@ -50,10 +54,10 @@ class Replies:
             try:
                 answer = await self._relay(scope["path"].removeprefix(REPLIES_PATH))
             except Refusal as refusal:
-                answer = refused(refusal)
+                answer = refused(refusal, more_headers=ANYONES)
         else:
-            answer = not_allowed = refused(MethodNotAllowed("A reply can be read by GET only."))
-            not_allowed.headers["allow"] = "GET"
+            what = MethodNotAllowed("A reply can be read by GET only.")
+            answer = refused(what, more_headers={"allow": "GET", **ANYONES})
         await answer(scope, receive, send)
 
     async def _relay(self, text: str) -> Relay:
@@ -62,13 +66,7 @@ class Replies:
         ticket = claim.ticket
         reply = await self._attach(ticket) if ticket.attach else self._open(claim)
         reply.lingers = ticket.lingers
-        # Any page may read it: whoever has the ticket may, and a browser that followed a redirect
-        # to another origin does not say any more where it comes from.
-        headers = {
-            "x-request-id": ticket.request,
-            "access-control-allow-origin": "*",
-            **ticket.ratelimit,
-        }
+        headers = {"x-request-id": ticket.request, **ANYONES, **ticket.ratelimit}
         return Relay(
             self._mailbox, reply, stream=ticket.stream, headers=headers, after=ticket.after
         )
@@ -110,8 +108,10 @@ class Application:
         mailbox: Mailbox,
         admission: Admission,
         desk: Desk,
+        cors: Cors,
         extra: Sequence[BaseRoute] = (),
     ) -> None:
+        self._cors = cors
         self._replies = Replies(bus, mailbox, desk)
         self._rest = Starlette(
             routes=[*client_routes(bus, mailbox, admission), *extra],
@@ -121,5 +121,7 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith(REPLIES_PATH):
             await self._replies(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._cors.serve(self._rest, scope, receive, send)
         else:
             await self._rest(scope, receive, send)

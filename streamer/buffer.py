@@ -198,6 +198,12 @@ class OpenReply:
             finally:
                 self._waiter = None
 
+    async def look(self) -> bool:
+        """Tell whether there are events already: then `next` does not wait."""
+        while not self._pending and (self._log_due or self._behind):
+            await self._read_log()
+        return bool(self._pending) and self.reply.shape is not None
+
     async def load(self) -> None:
         """Read what the log holds already, before anybody waits for it.
 

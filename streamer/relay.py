@@ -20,7 +20,7 @@ from streamer.collect import Collected
 from streamer.eager import start
 from streamer.mailbox import Mailbox
 from streamer.response_lines import CollectedResponse, ResponseLines
-from streamer.sse import COMMENT, EventLines, error_event
+from streamer.sse import COMMENT, DONE, RETRY, EventLines, error_event
 
 log = logging.getLogger(__name__)
 
@@ -44,13 +44,16 @@ class Relay:
         stream: bool,
         headers: Mapping[str, str],
         after: int = -1,
+        returns: bool = False,
     ) -> None:
-        """`after` is the id of the last event that the client of a resumed stream has."""
+        """`after` is the id of the last event that the client of a resumed stream has; `returns`
+        says that it asks again by itself after the end, until it is answered with 204."""
         self._mailbox = mailbox
         self._reply = reply
         self._stream = stream
         self._begun = False
         self._after = after
+        self._returns = returns
         self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,10 +80,10 @@ class Relay:
 
     async def _send_events(self, send: Send) -> None:
         reply = self._reply
-        await self._send_head(send, 200, "text/event-stream; charset=utf-8")
-        self._begun = True
         lines: EventLines | ResponseLines | None = None
         while not reply.left:
+            if not (self._begun or (self._returns and await reply.look())):
+                await self._begin(send)
             events = await reply.next()
             body = b""
             if lines is None and (events or reply.opening_due):
@@ -100,10 +103,29 @@ class Relay:
                 ended = False
             if body or ended:
                 reply.sending()
+                if not self._begun and body in (b"", DONE):
+                    await self._send_nothing(send)
+                    return
+                await self._begin(send)
                 await send({"type": "http.response.body", "body": body, "more_body": not ended})
                 reply.sent()
             if ended:
                 return
+
+    async def _begin(self, send: Send) -> None:
+        """Send the head of a stream, once."""
+        if self._begun:
+            return
+        await self._send_head(send, 200, "text/event-stream; charset=utf-8")
+        self._begun = True
+        if self._returns:
+            await send({"type": "http.response.body", "body": RETRY, "more_body": True})
+
+    async def _send_nothing(self, send: Send) -> None:
+        """Answer a client that has seen all of an ended stream."""
+        headers = [(b"cache-control", b"no-store"), *self._headers]
+        await send({"type": "http.response.start", "status": 204, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
 
     async def _cut(self, send: Send) -> None:
         """Tell a client that its stream ends here, without waiting for what it has yet to read."""

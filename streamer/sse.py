@@ -20,6 +20,8 @@ COMMENT: Final = b": waiting\n"
 """A line, with no blank one after it: OpenAI's SDK, once it has seen an id, would take that for an
 event without data, and fail."""
 DONE: Final = b"data: [DONE]\n\n"
+RETRY: Final = b"retry: 1000\n"
+"""When a browser's EventSource is to come again, in ms; left to themselves they wait 3 to 5 s."""
 
 
 class EventLines:

@@ -1,6 +1,7 @@
 """Real servers for tests: a nats-server, and our own processes, each on ports of its own."""
 
 import contextlib
+import itertools
 import os
 import secrets
 import shutil
@@ -10,24 +11,41 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
-START_S_MAX = 20.0
+START_S_MAX = 60.0
 PORTS = range(12_000, 32_000)
+"""Outside the range that the kernel takes clients' ports from: none of them can have one."""
+
+
+NEIGHBOURS = 8
+"""So many ports in a row are one server's, as `headrace up --split` takes them."""
+
+
+def _ports() -> Iterator[int]:
+    """Yield this process's own part of the ports, from anywhere on and over again: each is given
+    to one server, and no other process of the same run can ask for it."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    size = len(PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    own = PORTS[number * size : (number + 1) * size : NEIGHBOURS]
+    begin = secrets.randbelow(len(own))
+    return itertools.cycle((*own[begin:], *own[:begin]))
+
+
+_NEXT_PORTS = _ports()
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on, outside the range that the kernel takes clients' from:
-    none of them can have it a moment later."""
-    while True:
-        port = secrets.choice(PORTS)
+    """Return a port that nobody listens on."""
+    for port in _NEXT_PORTS:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+    raise AssertionError("the ports never end")
 
 
 class Process:

@@ -25,6 +25,7 @@ class Reader:
 
     def __init__(self) -> None:
         self.comments: list[str] = []
+        self.retry_ms: int | None = None
         self._rest = b""
         self._id: str | None = None
         self._name: str | None = None
@@ -62,6 +63,8 @@ class Reader:
             self._id = value
         elif field == "event":
             self._name = value
+        elif field == "retry":
+            self.retry_ms = int(value)
         else:
             raise AssertionError(f"a field that we never send: {line!r}")
         return None

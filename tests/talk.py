@@ -6,13 +6,14 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
 PATIENCE_S = 60.0
+RESPONSES = "/v1/responses"
 
 
 class Heard:
@@ -53,10 +54,12 @@ class Heard:
 class Talk:
     """One socket, read all the time."""
 
+    hears: ClassVar[type[Heard]] = Heard
+
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
         self.nameless: list[dict[str, Any]] = []
-        self._heard: dict[str, Heard] = defaultdict(Heard)
+        self._heard: dict[str, Heard] = defaultdict(self.hears)
         self._more = asyncio.Event()
         self._reading = asyncio.create_task(self._read())
 
@@ -64,8 +67,7 @@ class Talk:
         try:
             async for text in self.socket:
                 assert isinstance(text, str)
-                message = json.loads(text)
-                name = message.pop("id")
+                name, message = self._named(json.loads(text))
                 if name is None:
                     self.nameless.append(message["error"])
                 else:
@@ -73,6 +75,10 @@ class Talk:
                 self._more.set()
         except ConnectionClosed:
             pass
+
+    def _named(self, message: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
+        """Return a message without the id that it is for, and the id."""
+        return message.pop("id"), message
 
     async def say(self, message: Any) -> None:
         """Send a message; text is sent as it is."""
@@ -84,9 +90,13 @@ class Talk:
 
     async def begin(self, name: str, body: Any) -> Heard:
         """Send a request under an id that is not in use."""
-        self._heard[name] = Heard()
-        await self.say({"id": name, "body": body})
+        self._heard[name] = self.hears()
+        await self.say(self._begun(name, body))
         return self._heard[name]
+
+    def _begun(self, name: str, body: Any) -> dict[str, Any]:
+        """Return the message that begins a request."""
+        return {"id": name, "body": body}
 
     async def ask(self, name: str, body: Any) -> Heard:
         """Send a request and wait for its end."""
@@ -141,12 +151,48 @@ class Talk:
         return self.socket.close_code, self.socket.close_reason
 
 
+class HeardResponse(Heard):
+    """The events that came for one response; `chunks` has all but an error."""
+
+    def add(self, message: dict[str, Any]) -> None:
+        """Take an event; the stream's id is out of it."""
+        assert not self.ended.is_set(), f"after the end: {message}"
+        self.times_s.append(time.monotonic())
+        kind = message["type"]
+        if kind == "error":
+            assert set(message) == {"type", "status", "error"}
+            self.error = message["error"]
+        else:
+            assert message["sequence_number"] == len(self.chunks)
+            self.chunks.append(message)
+            self.done = kind in ("response.completed", "response.incomplete")
+        if self.error is not None or self.done or kind == "response.failed":
+            self.ended.set()
+
+    def text(self) -> str:
+        """The text of the answer."""
+        deltas = (each for each in self.chunks if each["type"] == "response.output_text.delta")
+        return "".join(each["delta"] for each in deltas)
+
+
+class ResponseTalk(Talk):
+    """A socket of responses; a request's id is that of its stream."""
+
+    hears = HeardResponse
+
+    def _named(self, message: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
+        return message.pop("stream_id", None), message
+
+    def _begun(self, name: str, body: Any) -> dict[str, Any]:
+        return {"type": "response.create", "stream_id": name, **body}
+
+
 @asynccontextmanager
 async def talking(url: str, path: str, **more: Any) -> AsyncIterator[Talk]:
     """Open a socket for the length of a block; `url` begins with http."""
     options = {"compression": None, "max_size": None, "open_timeout": 20, "proxy": None} | more
     socket = await connect(url.replace("http", "ws", 1) + path, **options)
-    talk = Talk(socket)
+    talk = ResponseTalk(socket) if path == RESPONSES else Talk(socket)
     try:
         yield talk
     finally:

@@ -11,13 +11,16 @@ START_S_MAX = 60.0
 
 
 @contextmanager
-def serving(folder: Path, *, configuration: str = "") -> Iterator[str]:
-    """Run `headrace up` with what headrace.toml says; yield the URL that clients are given."""
+def serving(folder: Path, *args: str, configuration: str = "") -> Iterator[str]:
+    """Run `headrace up` with what headrace.toml says; yield the URL that clients are given.
+
+    Its data are in `folder / "data"`.
+    """
     port = free_port()
     (folder / "headrace.toml").write_text(configuration)
     process = node(
         "headrace.cli",
-        *("up", "--workers", "2", "--port", str(port), "--data-dir", str(folder / "data")),
+        *("up", "--workers", "2", "--port", str(port), "--data-dir", str(folder / "data"), *args),
         log=folder / "up.log",
     )
     url = f"http://127.0.0.1:{port}"

@@ -302,6 +302,19 @@ def test_the_asynchronous_client_streams_stores_and_resumes(url: str) -> None:
     asyncio.run(run())
 
 
+def test_both_clients_count_what_a_response_is_charged(url: str) -> None:
+    async def run() -> int:
+        async with async_client(url) as sdk:
+            counted = await sdk.responses.input_tokens.count(model=MODEL, input="a", tools=[TOOL])
+            return checked(counted).input_tokens
+
+    with client(url) as sdk:
+        counted = checked(sdk.responses.input_tokens.count(model=MODEL, input="a", tools=[TOOL]))
+        made = sdk.responses.create(model=MODEL, input="a", tools=[TOOL], extra_body=says())
+    assert made.usage is not None
+    assert counted.input_tokens == made.usage.input_tokens == asyncio.run(run())
+
+
 def _until_end(socket: Any) -> list[Any]:
     events = []
     for event in socket:

@@ -1,5 +1,6 @@
 """Pages of this machine may call a node without keys from another port."""
 
+import httpx
 import pytest
 
 from tests.pipeline.asking import CHAT, COMPLETIONS, chat, refusal
@@ -50,3 +51,13 @@ def test_an_answer_to_no_page_has_no_such_header(system: System) -> None:
         answer = client.post(CHAT, json=chat(max_tokens=2), follow_redirects=False)
     assert answer.status_code == (303 if system.mode == "split" else 200)
     assert "access-control-allow-origin" not in answer.headers
+
+
+def test_a_page_may_read_a_stream_where_it_is_and_why_there_is_none(system: System) -> None:
+    path = f"/v1/streams/{'0' * 32}"
+    with httpx.Client(base_url=system.socket_end.url, timeout=30) as client:
+        asked = client.options(path, headers=PAGE | ASKS)
+        answer = client.get(path, headers=PAGE)
+    assert asked.status_code == 204
+    assert answer.status_code == 404
+    assert answer.headers["access-control-allow-origin"] == PAGE["origin"]

@@ -49,6 +49,7 @@ TERMS = {
     "three-open": "concurrent_requests = 3",
     "one-open": "concurrent_requests = 1",
     "sockets": "concurrent_requests = 2",
+    "counts": "requests_per_minute = 3\ntokens_per_minute = 6000\nconcurrent_requests = 1",
     "told": "requests_per_minute = 6\ntokens_per_minute = 6000",
     "large": "tokens_per_minute = 100",
     **{
@@ -100,6 +101,17 @@ def test_of_fifty_at_once_exactly_five_fit_a_limit_of_tokens(house: Metered) -> 
     wait_for(known, within_s=10, what="the limit")
     slow = hook("a", ttft_ms=3000)  # so that nothing of them comes back meanwhile
     assert statuses(house.at_once("five-tokens", 50, max_tokens=20, sim=slow)) == (5, 45)
+
+
+def test_a_count_of_tokens_costs_a_request_and_no_tokens(house: Metered) -> None:
+    body = {"model": "sim", "input": "x"}
+    with house.client("counts") as client:
+        malformed = client.post("/v1/responses/input_tokens", json=body | {"input": "w " * 40_000})
+        answers = [client.post("/v1/responses/input_tokens", json=body) for _ in range(4)]
+    assert malformed.status_code == 400
+    assert statuses(answers) == (3, 1)
+    assert [ratelimit(answer)["remaining-requests"] for answer in answers] == ["2", "1", "0", "0"]
+    assert house.left_of("counts")["remaining-tokens"] == "6000"
 
 
 def test_of_fifty_at_once_exactly_three_may_be_open(house: Metered) -> None:

@@ -55,6 +55,42 @@ def test_a_resumed_stream_is_equal_byte_for_byte_live_and_replayed(system: Syste
     system.wait_at_rest()
 
 
+def test_an_event_source_is_told_when_to_come_again_and_with_204_that_it_has_all(
+    system: System,
+) -> None:
+    request, first = begun(system, 10)
+    accept = {"accept": "text/event-stream"}
+    live = rest(system, request, headers=accept | {"last-event-id": "9"})
+    assert live.startswith(b"retry: 1000\nid: 10\n")
+    assert first + live.removeprefix(b"retry: 1000\n") == rest(system, request)
+    # Its URL stays the same when it asks again.
+    again = {"params": {"starting_after": "9"}, "headers": accept | {"last-event-id": "40"}}
+    assert rest(system, request, **again).startswith(b"retry: 1000\nid: 41\n")
+    with system.client() as client:
+        url = f"{system.socket_end.url}/v1/streams/{request}"
+        answer = client.get(url, headers=accept | {"last-event-id": "41"})
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert answer.headers["x-request-id"] == request
+    system.wait_at_rest()
+
+
+def test_an_event_source_of_a_response_is_answered_with_204_after_its_last_event(
+    system: System,
+) -> None:
+    body = {"model": "sim", "input": "x", "stream": True, "sim": hook("a", "b")}
+    accept = {"accept": "text/event-stream"}
+    with system.client() as client:
+        made = client.post("/v1/responses", json=body)
+        request, last = made.headers["x-request-id"], made.content.count(b"\n\n") - 1
+        url = f"{system.socket_end.url}/v1/streams/{request}"
+        rests = [
+            client.get(url, headers=accept | {"last-event-id": str(seq)})
+            for seq in (last - 1, last)
+        ]
+    assert b"event: response.completed\n" in rests[0].content
+    assert [answer.status_code for answer in rests] == [200, 204]
+
+
 @pytest.mark.parametrize(
     ("request_id", "status"),
     [

@@ -1,15 +1,24 @@
-"""docs/api.md says of every field and every refusal what the code does, line by line."""
+"""docs/api.md and docs/responses.md say of every field and every refusal what the code does, line
+by line, and know every field that OpenAI's SDK sends."""
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from openai.resources.chat.completions import Completions as Chats
+from openai.resources.completions import Completions
+from openai.resources.responses import Responses
+from openai.resources.responses.input_tokens import InputTokens
 
 from schemas import fields, refused
 from schemas.errors import Refusal
 from schemas.openai import ChatRequest, CompletionRequest
+from schemas.responses import UNSERVED, ResponseRequest
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "api.md"
+RESPONSES = DOCUMENT.with_name("responses.md")
 KINDS = (
     (ChatRequest, fields.CHAT, refused.CHAT),
     (CompletionRequest, fields.COMPLETION, refused.COMPLETION),
@@ -42,7 +51,21 @@ def _state(name: str, notes: Any, reasons: Any) -> str:
         return "refused"
     if name not in notes:
         return "unknown"
+    if "epeated in the object" in notes[name]:
+        return "repeated"
     return "no effect" if "ithout effect" in notes[name] else "served"
+
+
+def response_rows() -> list[str]:
+    """Return the lines of the table of a response's fields."""
+    reasons = dict.fromkeys(UNSERVED, "Not served.")
+    told = fields.RESPONSE | reasons
+    assert set(ResponseRequest.__struct_fields__) == told.keys()
+    assert not fields.RESPONSE.keys() & reasons.keys()
+    return [
+        f"| `{name}` | {_state(name, fields.RESPONSE, reasons)} | {note} |"
+        for name, note in told.items()
+    ]
 
 
 def refusal_rows() -> list[str]:
@@ -71,6 +94,47 @@ def _refusal_row(kind: type[Refusal]) -> str:
 @pytest.mark.parametrize("row", field_rows(), ids=lambda row: row.split("`")[1])
 def test_a_fields_row_is_in_the_document(row: str) -> None:
     assert row in DOCUMENT.read_text().splitlines()
+
+
+@pytest.mark.parametrize("row", response_rows(), ids=lambda row: row.split("`")[1])
+def test_a_responses_fields_row_is_in_its_document(row: str) -> None:
+    assert row in RESPONSES.read_text().splitlines()
+
+
+def test_the_table_of_a_responses_fields_has_no_further_row() -> None:
+    lines = RESPONSES.read_text().splitlines()
+    begin = lines.index("| field | state | note |") + 2
+    rows = lines[begin : lines.index("", begin)]
+    assert [row for row in rows if row not in response_rows()] == []
+
+
+TRANSPORT = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
+"""What the SDK's methods take that is no part of a body."""
+
+
+@pytest.mark.parametrize(
+    ("method", "document", "column"),
+    [
+        (Chats.create, DOCUMENT, 0),
+        (Completions.create, DOCUMENT, 1),
+        (Responses.create, RESPONSES, 0),
+        (InputTokens.count, RESPONSES, 0),
+    ],
+    ids=["chat", "completions", "responses", "input_tokens"],
+)
+def test_every_field_that_the_official_sdk_sends_is_in_the_tables(
+    method: Callable[..., Any], document: Path, column: int
+) -> None:
+    sent = inspect.signature(method).parameters.keys() - TRANSPORT
+    assert len(sent) > 10
+    assert sent - documented(document, column) == set()
+
+
+def documented(document: Path, column: int) -> set[str]:
+    """Return the fields of which a document says in a column what becomes of them."""
+    states = {"served", "no effect", "repeated", "refused"}
+    rows = [line.split(" | ") for line in document.read_text().splitlines() if line[:3] == "| `"]
+    return {row[0][3:-1] for row in rows if len(row) > column + 1 and row[column + 1] in states}
 
 
 @pytest.mark.parametrize("row", refusal_rows(), ids=lambda row: row[:40])

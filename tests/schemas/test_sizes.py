@@ -19,6 +19,7 @@ LARGE: dict[str, Any] = {
     "response_format": {"type": "json_object", "schema": [1234] * MANY},
     "tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": [1234] * MANY}}}],
     "chat_template_kwargs": {"a": [1234] * MANY},
+    "prediction": {"type": "content", "content": [1234] * MANY},
 }
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 

@@ -2,20 +2,23 @@
 
 import pytest
 from starlette.requests import Request
+from starlette.responses import Response
 
 from headrace import topology
 from headrace.bus import Bus
 from schemas import subjects
 from schemas.admit import Caller
-from schemas.errors import BrokerUnavailable, NotFound
+from schemas.errors import BrokerUnavailable, Draining, NotFound
 from schemas.subjects import new_request_id
 from streamer.mailbox import Mailbox
+from streamer.relay import Relay
 from streamer.resume import Resume
 from tests.broker import with_bus
 from tests.servers import NatsServer
+from tests.sse import events_of
 
 
-async def _resume(bus: Bus, mailbox: Mailbox) -> None:
+async def _resume(bus: Bus, mailbox: Mailbox, *headers: tuple[bytes, bytes]) -> Relay | Response:
     async def identify(headers: object, *, peer: str | None = None) -> Caller:
         return Caller("t")
 
@@ -24,10 +27,34 @@ async def _resume(bus: Bus, mailbox: Mailbox) -> None:
         "method": "GET",
         "path": "/",
         "query_string": b"",
-        "headers": [],
+        "headers": headers,
         "path_params": {"request": new_request_id()},
     }
-    await Resume(bus, mailbox, identify).handle(Request(scope))
+    return await Resume(bus, mailbox, identify).handle(Request(scope))
+
+
+def test_an_event_source_is_refused_by_an_event_where_it_is_to_come_again(
+    own_nats: NatsServer,
+) -> None:
+    """At a status of its own it would give up, though another node, or this one, goes on."""
+
+    async def test(bus: Bus) -> None:
+        await topology.apply(bus)
+        mailbox = Mailbox(bus, "s")
+        accept = (b"accept", b"text/event-stream")
+        with pytest.raises(NotFound):
+            await _resume(bus, mailbox, accept)
+        mailbox.draining = True
+        answer = await _resume(bus, mailbox, accept)
+        assert isinstance(answer, Response)
+        assert answer.status_code == 200
+        [event] = events_of(bytes(answer.body))
+        assert event.id is None
+        assert event.json["error"]["code"] == "draining"
+        with pytest.raises(Draining):
+            await _resume(bus, mailbox)
+
+    with_bus(own_nats.url, test)
 
 
 @pytest.mark.slow  # a stream that is gone answers nothing: it takes the whole timeout

@@ -1,4 +1,5 @@
-"""Sockets on a real port and a real broker, with an ingress that does as the test says."""
+"""Sockets of both kinds on a real port and a real broker, with an ingress that does as the test
+says: how they end, and what a client is told by the code."""
 
 import asyncio
 import contextlib
@@ -11,29 +12,31 @@ import uvloop
 from headrace import topology
 from headrace.bus import Bus, BusSettings, connection
 from headrace.http import WebSocketDoor, serve
-from schemas.admit import Caller
-from schemas.errors import BrokerUnavailable, Refusal, TooManyRequests
+from schemas.admit import AdmittedResponse, Caller
+from schemas.errors import Refusal, TooManyRequests
 from schemas.subjects import ReplySubject
 from schemas.wire import Finished, Piece, Shape, Started, Tokens, Usage, encode_frame
 from streamer import buffer
-from streamer.admission import Left
+from streamer.admission import Left, RemoteAdmission
 from streamer.mailbox import Mailbox
+from streamer.rooms import ROOMS
 from streamer.sockets import Sockets
-from streamer.websocket import ROOMS
 from tests.servers import NatsServer
-from tests.talk import talking
+from tests.talk import RESPONSES, talking
 from tests.waiting import until
 
-PATH = "/v1/completions"
 SHAPE = Shape("completion", "m", 5, False, 1, False)
+RESPONSE_SHAPE = Shape("response", "m", 5, False, 1, False, response=b'{"background":false}')
+
+both = pytest.mark.parametrize("path", ["/v1/completions", RESPONSES])
 
 
 class Ingress:
-    """An `Admission` that lets all in; requests run as long as `pieces` says."""
+    """An `Admission` that lets all in; every request is run at once, and says `pieces` times the
+    `text`."""
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
-        self.refuse_identity: Exception | None = None
         self.refuse_request: Exception | None = None
         self.text = "t"
         self.pieces = 3
@@ -41,8 +44,6 @@ class Ingress:
     async def identify(
         self, headers: Sequence[tuple[bytes, bytes]], *, peer: str | None = None
     ) -> Caller | None:
-        if self.refuse_identity is not None:
-            raise self.refuse_identity
         return Caller("t")
 
     async def identify_key(self, key: str) -> Caller:
@@ -59,17 +60,34 @@ class Ingress:
         deadline_s: float,
         left: Left,
     ) -> str:
+        await self._run(ReplySubject(streamer, caller.tenant, request), SHAPE)
+        return SHAPE.model
+
+    async def admit_response(
+        self,
+        caller: Caller,
+        body: bytes,
+        *,
+        request: str,
+        streamer: str,
+        deadline_s: float,
+        before: bytes | None,
+        left: Left,
+    ) -> AdmittedResponse:
+        await self._run(ReplySubject(streamer, caller.tenant, request), RESPONSE_SHAPE)
+        return AdmittedResponse(RESPONSE_SHAPE)
+
+    async def _run(self, reply: ReplySubject, shape: Shape) -> None:
         if self.refuse_request is not None:
             raise self.refuse_request
-        subject = str(ReplySubject(streamer, caller.tenant, request))
-        claim = await self.bus.store(subject, encode_frame(Started(0, "w", 0, SHAPE)))
+        subject = str(reply)
+        claim = await self.bus.store(subject, encode_frame(Started(0, "w", 0, shape)))
         for seq in range(self.pieces):
             piece = Piece(0, self.text, (seq,))
             await self.bus.publish(subject, encode_frame(Tokens(claim.seq, seq, (piece,))))
         usage = Usage(1, self.pieces, 0)
         end = Finished(claim.seq, self.pieces, (), ("stop",), usage, {})
         await self.bus.publish(subject, encode_frame(end))
-        return "m"
 
 
 class Door:
@@ -109,34 +127,37 @@ def at_door(
     uvloop.run(run())
 
 
-def test_one_socket_too_many_closes_with_1013(own_nats: NatsServer) -> None:
+@both
+def test_one_socket_too_many_closes_with_1013(own_nats: NatsServer, path: str) -> None:
     async def test(door: Door) -> None:
-        async with talking(door.url, PATH) as first:
-            async with talking(door.url, PATH) as second:
+        async with talking(door.url, path) as first:
+            async with talking(door.url, path) as second:
                 assert await second.end() == 1013
             assert (await first.ask("a", {})).text() == "ttt"
         await until(lambda: not door.sockets.open_count)
-        async with talking(door.url, PATH) as third:
+        async with talking(door.url, path) as third:
             assert (await third.ask("a", {})).text() == "ttt"
 
     at_door(own_nats, test, sockets_max=1)
 
 
-def test_no_ingress_to_ask_closes_with_1013(own_nats: NatsServer) -> None:
+@both
+def test_no_ingress_to_ask_closes_with_1013(own_nats: NatsServer, path: str) -> None:
     async def test(door: Door) -> None:
-        door.ingress.refuse_identity = BrokerUnavailable("No ingress answers.")
-        async with talking(door.url, PATH) as talk:
+        door.sockets.admission = RemoteAdmission(door.ingress.bus, local=True)
+        async with talking(door.url, path) as talk:
             assert await talk.end() == 1013
 
     at_door(own_nats, test)
 
 
+@both
 @pytest.mark.parametrize("fault", [TooManyRequests("Later."), ValueError("our fault")])
 def test_a_refused_or_failed_admission_ends_its_request_alone(
-    own_nats: NatsServer, fault: Exception
+    own_nats: NatsServer, path: str, fault: Exception
 ) -> None:
     async def test(door: Door) -> None:
-        async with talking(door.url, PATH) as talk:
+        async with talking(door.url, path) as talk:
             door.ingress.refuse_request = fault
             error = (await talk.ask("a", {})).error
             assert error is not None
@@ -149,30 +170,32 @@ def test_a_refused_or_failed_admission_ends_its_request_alone(
     at_door(own_nats, test)
 
 
+@both
 def test_a_fault_of_the_socket_itself_closes_with_1011(
-    own_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+    own_nats: NatsServer, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(door: Door) -> None:
         def fail(**_: object) -> None:
             raise ValueError("our fault")
 
-        async with talking(door.url, PATH) as talk:
+        async with talking(door.url, path) as talk:
             assert (await talk.ask("a", {})).text() == "ttt"
             monkeypatch.setattr(door.mailbox, "open", fail)
-            await talk.say({"id": "b", "body": {}})
+            await talk.begin("b", {})
             assert await talk.end() == 1011
 
     at_door(own_nats, test)
 
 
+@both
 def test_a_client_that_does_not_read_is_cut_and_leaves_nothing(
-    own_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+    own_nats: NatsServer, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(buffer, "STALLED_S_MAX", 1.0)
 
     async def test(door: Door) -> None:
         door.ingress.text, door.ingress.pieces = "x" * 50_000, 200
-        async with talking(door.url, PATH) as talk:
+        async with talking(door.url, path) as talk:
             talk.socket.transport.pause_reading()
             for number in range(3):
                 await talk.begin(f"{number}", {})

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ingress.cors import Cors
+from headrace.cors import Cors
 
 ORIGIN = "https://a.example"
 PAGE = (b"origin", ORIGIN.encode())

@@ -4,10 +4,13 @@ Rule: only headers, and nothing around a token's write. Credentials in the brows
 are never allowed; a page shows its key itself.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from ingress.auth import is_local_origin
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from headrace.sockets import is_local_origin
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -47,6 +50,15 @@ class Cors:
             **({} if wanted is None else {"access-control-allow-headers": wanted}),
         }
 
+    async def serve(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have an application answer a request of HTTP, and let the page that asks read that."""
+        if scope["method"] == "OPTIONS":
+            headers = self.preflight(scope["headers"])
+            if headers is not None:
+                await Response(status_code=204, headers=headers)(scope, receive, send)
+                return
+        await app(scope, receive, _with_headers(send, self.headers(scope["headers"])))
+
     def _allows(self, origin: str) -> bool:
         if self.keyless:  # whatever is configured: others are refused by the gate
             return is_local_origin(origin)
@@ -58,3 +70,17 @@ def _value(headers: RawHeaders, wanted: bytes) -> str | None:
         if name == wanted:
             return value.decode("latin-1")
     return None
+
+
+def _with_headers(send: Send, headers: Mapping[str, str]) -> Send:
+    """Return a `send` that adds headers to the answer's own."""
+    if not headers:
+        return send
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+
+    async def send_more(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), *raw]
+        await send(message)
+
+    return send_more
