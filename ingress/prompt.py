@@ -1,21 +1,19 @@
 """From messages to token ids, as the model's own tokenizer and chat template say.
 
-Rule: the rendered prompt is canonical. Content as parts or as a string, and any order of keys in
+Rule: the rendered prompt is canonical. Content as a part or as a string, and any order of keys in
 the JSON, give the same token ids. No torch: the files come from the broker, `tokenizers` (Rust)
 does the work. Of its functions only those on batches let other threads run meanwhile: `encode`
 would stop a node for 10 s over 5 MB.
 """
 
-import datetime
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import jinja2
-import jinja2.sandbox
 from tokenizers import Tokenizer
 
-from ingress.turns import Ending, cut_open, open_end, plain_turn
+from ingress.template import ChatTemplates
+from ingress.turns import Ending, cut_open, open_end, plain_turns
 from schemas.errors import ContextLengthExceeded, InvalidRequest
 from schemas.openai import ChatMessage, ChatRequest, CompletionRequest, tools_plain
 
@@ -39,7 +37,7 @@ class Prompter:
             self._tokenizer = Tokenizer.from_buffer(files[TOKENIZER])
             config: dict[str, Any] = json.loads(files.get(CONFIG, b"{}"))
             special = {name: _token_text(config[name]) for name in _SPECIAL if config.get(name)}
-            self._template = _template(files, config)
+            self._templates = _templates(files, config)
         # `tokenizers` raises plain Exception, and a config may hold anything in place of anything.
         except Exception as error:
             raise UnusableFiles(f"{type(error).__name__}: {error}") from error
@@ -60,7 +58,8 @@ class Prompter:
         With far more than `tokens_max` of them, ContextLengthExceeded. `variables` are the
         template's further ones; `special` adds what a plain prompt is begun with.
         """
-        if self._template is None:
+        template = self._templates.of(tools=bool(tools))
+        if template is None:
             raise InvalidRequest("This model has no chat template.", param="messages")
         if tokens_max is not None and len(messages) > tokens_max:  # rendering takes 40 µs of each
             raise ContextLengthExceeded(
@@ -68,14 +67,16 @@ class Prompter:
                 f" {len(messages)} messages.",
                 param="messages",
             )
-        turns = [plain_turn(message) for message in messages]
+        turns = plain_turns(
+            messages, parts=template.wants_parts, developers=template.knows_developers
+        )
         if ending is Ending.OPEN:
             open_end(turns)
         known = {**self._special, **(variables or {})}
         known |= {"messages": turns, "tools": tools or None}
         known["add_generation_prompt"] = ending is Ending.ANSWER
         try:
-            text = self._template.render(known)
+            text = template.render(known)
         except Exception as error:  # a template is a program, and not ours: it may raise anything
             raise InvalidRequest(
                 f"The model's chat template refuses these messages: {error}", param="messages"
@@ -146,34 +147,11 @@ class Prompter:
         return list(tokens)
 
 
-def _template(files: Mapping[str, bytes], config: Mapping[str, Any]) -> jinja2.Template | None:
-    source = files[TEMPLATE].decode() if TEMPLATE in files else config.get("chat_template")
-    if isinstance(source, list):  # several named templates: the default one serves chats
-        named = {template["name"]: template["template"] for template in source}
-        source = named.get("default")
-    if source is None:
-        return None
-    # The environment that Hugging Face's templates are written for.
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+def _templates(files: Mapping[str, bytes], config: Mapping[str, Any]) -> ChatTemplates:
+    return ChatTemplates(
+        files[TEMPLATE].decode() if TEMPLATE in files else config.get("chat_template")
     )
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = _now
-    environment.filters["tojson"] = _to_json
-    return environment.from_string(source)
 
 
 def _token_text(token: Any) -> str:
     return token["content"] if isinstance(token, dict) else str(token)
-
-
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _now(form: str) -> str:
-    return datetime.datetime.now(datetime.UTC).strftime(form)
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)

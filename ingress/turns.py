@@ -1,10 +1,12 @@
 """The turns of a conversation as chat templates know them. Pure.
 
-As vLLM prepares them: content is one string, absent members are absent, a tool call's arguments are
-an object, and an assistant's reasoning stands under both of its names.
+As vLLM prepares them: content is one string, or a list of parts where the template loops over it;
+absent members are absent, a tool call's arguments are an object, an assistant's reasoning stands
+under both of its names, and a developer is the system where the template knows none.
 """
 
 import json
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Final
 
@@ -22,9 +24,31 @@ class Ending(Enum):
     NONE = "with its last message"
 
 
-def plain_turn(message: ChatMessage) -> dict[str, Any]:
+def plain_turns(
+    messages: Sequence[ChatMessage], *, parts: bool = False, developers: bool = True
+) -> list[dict[str, Any]]:
+    """Return messages as a template knows them: with `parts` content is a list, without
+    `developers` the system speaks in their place."""
+    turns = [plain_turn(message, parts=parts) for message in messages]
+    if developers or not any(turn["role"] == "developer" for turn in turns):
+        return turns
+    for turn in turns:
+        if turn["role"] == "developer":
+            turn["role"] = "system"
+    return _system_first(turns)
+
+
+def plain_turn(message: ChatMessage, *, parts: bool = False) -> dict[str, Any]:
     """Return a message as templates know it."""
-    plain: dict[str, Any] = {"role": message.role, "content": _content(message)}
+    texts = _texts(message)
+    content: str | list[dict[str, str]]
+    if not parts:
+        content = "\n".join(text for text in texts if text)
+    elif message.role == "tool":  # one string to every template
+        content = "\n".join(texts)
+    else:
+        content = [{"type": "text", "text": text} for text in texts]
+    plain: dict[str, Any] = {"role": message.role, "content": content}
     if message.role == "assistant":
         if message.tool_calls:
             plain["tool_calls"] = [_call(call) for call in message.tool_calls]
@@ -38,11 +62,26 @@ def plain_turn(message: ChatMessage) -> dict[str, Any]:
     return plain
 
 
-def _content(message: ChatMessage) -> str:
+def _texts(message: ChatMessage) -> list[str]:
     content = message.content
     if isinstance(content, list):
-        return "\n".join(part.words or "" for part in content)
-    return content or message.refusal or ""
+        return [part.words or "" for part in content]
+    text = content or message.refusal or content
+    return [] if text is None else [text]
+
+
+def _system_first(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Merge what the system says into one turn before all others: some templates demand that."""
+    system = [turn for turn in turns if turn["role"] == "system"]
+    if len(system) == 1 and turns[0] is system[0]:
+        return turns
+    texts = [_joined(turn["content"]) for turn in system]
+    merged = {"role": "system", "content": "\n\n".join(text for text in texts if text)}
+    return [merged, *(turn for turn in turns if turn["role"] != "system")]
+
+
+def _joined(content: str | list[dict[str, str]]) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
 def _call(call: CalledTool) -> dict[str, Any]:
@@ -66,7 +105,13 @@ def _arguments(given: str | dict[str, Any] | None) -> dict[str, Any]:
 
 def open_end(turns: list[dict[str, Any]]) -> None:
     """Mark the end of the last turn's content, to be found again once it is rendered."""
-    turns[-1]["content"] += _OPEN_END
+    last = turns[-1]
+    if isinstance(last["content"], str):
+        last["content"] += _OPEN_END
+    elif last["content"]:
+        last["content"][-1]["text"] += _OPEN_END
+    else:
+        last["content"] = [{"type": "text", "text": _OPEN_END}]
 
 
 def cut_open(text: str) -> str:

@@ -62,13 +62,21 @@ class CachedTokens(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cached_tokens: int
 
 
+class ReasoningTokens(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many of the completion's tokens were reasoning."""
+
+    reasoning_tokens: int
+
+
 class UsedTokens(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a request used, in tokens."""
+    """What a request used, in tokens; details of the completion where the model's workers have a
+    reasoning parser."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens | None = None
 
 
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

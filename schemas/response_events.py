@@ -338,10 +338,13 @@ class ResponseEvents:
         return [item.whole() for item in self._items]
 
     def _usage_of(self, usage: Usage) -> dict[str, Any]:
+        reasoning = usage.reasoning_tokens  # a worker's parser tells them from their markup
+        if reasoning is None:
+            reasoning = self._reasoning_tokens
         return {
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
+            "output_tokens_details": {"reasoning_tokens": reasoning},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         }

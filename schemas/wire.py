@@ -77,11 +77,18 @@ class Piece(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What a request used, in tokens."""
+    """What a request used, in tokens; `reasoning_tokens`, of the completion's, are None where
+    nothing tells reasoning apart, and are not written then."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int | None = None
+
+    @property
+    def written(self) -> tuple[int | None, ...]:
+        """The members as a frame holds them."""
+        return self[:3] if self.reasoning_tokens is None else self
 
 
 class Started(NamedTuple):
@@ -165,9 +172,11 @@ def encode_frame(frame: Frame) -> bytes:
         case Tokens(attempt, seq, pieces):
             raw = _pack_tokens((WIRE_VERSION, attempt, seq, "tokens", pieces))
         case Finished(attempt, seq, pieces, reasons, usage, timings):
-            raw = _pack((WIRE_VERSION, attempt, seq, "finished", pieces, reasons, usage, timings))
+            used = usage.written
+            raw = _pack((WIRE_VERSION, attempt, seq, "finished", pieces, reasons, used, timings))
         case Failed(attempt, seq, pieces, code, message, usage):
-            raw = _pack((WIRE_VERSION, attempt, seq, "failed", pieces, code, message, usage))
+            used = usage.written
+            raw = _pack((WIRE_VERSION, attempt, seq, "failed", pieces, code, message, used))
         case Started(attempt, worker, resume_at, shape):
             raw = _pack((WIRE_VERSION, attempt, 0, "started", worker, resume_at, shape))
         case Keepalive(attempt, last_seq):

@@ -113,13 +113,15 @@ def answer_id(request: str, shape: Shape) -> str:
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:
-    """Return the API's usage object."""
+    """Return the API's usage object; reasoning is counted where it is told apart."""
+    reasoning = usage.reasoning_tokens
+    details = {"completion_tokens_details": {"reasoning_tokens": reasoning}}
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
+    } | ({} if reasoning is None else details)
 
 
 def logprobs_of(pieces: Sequence[Piece], *, chat: bool, offset: int = 0) -> dict[str, Any]:

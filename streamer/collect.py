@@ -39,6 +39,7 @@ class Collected:
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if reasoning := "".join((piece.delta or {}).get("reasoning") or "" for piece in pieces):
             message["reasoning"] = reasoning
+            message["content"] = text or None
         if calls := _tool_calls(pieces):
             message["tool_calls"] = calls
             message["content"] = text or None

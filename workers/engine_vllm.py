@@ -213,7 +213,8 @@ class VllmEngine:
                 if pieces:
                     await emit(pieces)
         check_end(reasons)
-        return Finish(tuple(reasons), Usage(len(work.prompt), made, cached))
+        reasoning = None if chat is None else chat.reasoning_tokens
+        return Finish(tuple(reasons), Usage(len(work.prompt), made, cached, reasoning))
 
     def _chat(self, work: Work) -> ParsedChat | None:
         """Return the parsers of a chat, where there are any. Raises EngineRefused."""

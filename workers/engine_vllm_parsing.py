@@ -2,10 +2,11 @@
 
 Rule: nothing here imports vllm; its classes are handed in. Parsers are asked step by step, and what
 is not streamed is the same pieces joined: both modes say the same. They keep state, one per choice,
-which is lost with the worker (`workers.recovery`).
+which is lost with the worker (`workers.recovery`). What a parser held back for the beginning of a
+call is said at the end, where none came of it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -47,11 +48,23 @@ class Parsers:
                 model_config=self._model_config,
             )
 
-        first = parser()
-        if request.tool_choice != "none" or first.reasoning_parser is not None:
+        if request.tool_choice != "none" or parser().reasoning_parser is not None:
             request = parser().adjust_request(request=request)
-        parsers = [first, *(parser() for _ in range(sampling.n - 1))]
-        return ParsedChat(request, parsers, given, parsing, prompt)
+        return ParsedChat(request, parser, given, parsing, prompt, choices=sampling.n)
+
+
+class _Said:
+    """What one choice has said so far."""
+
+    def __init__(self, parser: Any) -> None:
+        self.parser = parser
+        self.called = False
+        self.reasoning_tokens = 0
+        self.shown = 0
+        """Characters of `content` and of what the model thought that were found."""
+        self.content: list[str] = []
+        self.texts: list[str] = []
+        self.tokens: list[int] = []
 
 
 class ParsedChat:
@@ -60,17 +73,20 @@ class ParsedChat:
     def __init__(
         self,
         request: Any,
-        parsers: Sequence[Any],
+        parser: Callable[[], Any],
         template: Mapping[str, Any],
         parsing: Parsing,
         prompt: Sequence[int],
+        *,
+        choices: int,
     ) -> None:
+        """`parser` makes one, of no state yet."""
         self._request = request
-        self._parsers = parsers
+        self._parser = parser
         self._template = template
         self._parsing = parsing
         self._prompt = list(prompt)
-        self._called = [False] * len(parsers)
+        self._choices = [_Said(parser()) for _ in range(choices)]
 
     @property
     def structured(self) -> Any:
@@ -85,7 +101,7 @@ class ParsedChat:
     @property
     def engine_options(self) -> dict[str, Any]:
         """Further arguments of the engine's `generate`: where reasoning has no form to keep."""
-        first = self._parsers[0]
+        first = self._choices[0].parser
         if first.reasoning_parser is None:
             return {}
         return {
@@ -95,27 +111,40 @@ class ParsedChat:
 
     def read(self, piece: Piece, *, ends: bool) -> Piece:
         """Return a step's piece with its text told apart. Raises EngineFailed."""
+        choice = self._choices[piece.choice]
+        choice.tokens += piece.tokens
+        choice.texts.append(piece.text)
         try:
-            said = self._parsers[piece.choice].parse_delta(
+            said = choice.parser.parse_delta(
                 delta_text=piece.text,
                 delta_token_ids=list(piece.tokens),
                 request=self._request,
                 prompt_token_ids=self._prompt,
                 finished=ends,
             )
+            if ends:
+                # By another, which has seen no steps: how tokens fell into these would count.
+                choice.reasoning_tokens = self._parser().count_reasoning_tokens(choice.tokens)
         except Exception as error:  # a parser is not ours, and may raise anything
             # Its kind alone: the words may repeat what the model said, and nobody has looked at it.
             raise EngineFailed(f"the model's parser failed: {type(error).__name__}") from error
+        delta = {} if said is None else self._delta(choice, said)
+        text = (said.content if said is not None else None) or ""
+        choice.content.append(text)
+        choice.shown += len(text) + len(delta.get("reasoning", ""))
+        if ends:
+            text += self._held_back(choice)
         logprobs = piece.logprobs if self._parsing.reasoning else None
-        if said is None:
-            return piece._replace(text="", logprobs=logprobs)
+        return piece._replace(text=text, logprobs=logprobs, delta=delta or None)
+
+    def _delta(self, choice: _Said, said: Any) -> dict[str, Any]:
         delta: dict[str, Any] = {}
         if said.reasoning:
             delta["reasoning"] = said.reasoning
         if calls := self._calls(said):
-            self._called[piece.choice] = True
+            choice.called = True
             delta["tool_calls"] = calls
-        return piece._replace(text=said.content or "", logprobs=logprobs, delta=delta or None)
+        return delta
 
     def _calls(self, said: Any) -> list[dict[str, Any]]:
         return [
@@ -124,10 +153,36 @@ class ParsedChat:
             if self._parsing.parallel or call.index == 0
         ]
 
+    def _held_back(self, choice: _Said) -> str:
+        """Return what is content to the parser that reads an answer as a whole, and was held back
+        by the one that reads steps, since it might have become a call."""
+        text = "".join(choice.texts)
+        if choice.called or self._parsing.choice != "auto" or choice.shown == len(text):
+            return ""
+        parser = self._parser()
+        try:
+            parser.set_prompt_token_ids(self._prompt)
+            _, content, calls = parser.parse(
+                text, self._request, enable_auto_tools=True, model_output_token_ids=choice.tokens
+            )
+        except Exception:  # as above; nothing is lost that the steps have shown
+            return ""
+        shown = "".join(choice.content)
+        if calls or not content or not content.startswith(shown):
+            return ""
+        return str(content[len(shown) :])
+
     def reason(self, choice: int, reason: str) -> str:
         """Return why a choice ended, as the API says it: a named call ends with `stop`."""
-        called = self._called[choice] and self._parsing.choice != "function"
+        called = self._choices[choice].called and self._parsing.choice != "function"
         return "tool_calls" if called and reason == "stop" else reason
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """How many tokens were reasoning; None where no parser tells it apart."""
+        if self._choices[0].parser.reasoning_parser is None:
+            return None
+        return sum(choice.reasoning_tokens for choice in self._choices)
 
 
 def _fields(parsing: Parsing, sampling: Sampling, kinds: Kinds) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from ingress.prompt import Prompter
-from ingress.turns import plain_turn
+from ingress.turns import plain_turn, plain_turns
 from schemas.errors import InvalidRequest
 from schemas.openai import ChatMessage, parse_chat
 from tests.ingress.test_prompt import FILES, templated
@@ -74,6 +74,46 @@ def test_a_refusal_is_content() -> None:
     assert turn(role="assistant", refusal="no")["content"] == "no"
     part = {"type": "refusal", "refusal": "no"}
     assert turn(role="assistant", content=[part])["content"] == "no"
+
+
+def parts(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def test_several_parts_are_lines_without_empty_ones() -> None:
+    for role in ("system", "user", "assistant"):
+        assert turn(role=role, content=parts("a", "", "b"))["content"] == "a\nb"
+
+
+def test_a_template_that_wants_parts_gets_parts_but_for_tools() -> None:
+    def content(**message: Any) -> Any:
+        return plain_turn(msgspec.convert(message, ChatMessage), parts=True)["content"]
+
+    assert content(role="user", content=parts("a", "", "b")) == parts("a", "", "b")
+    assert content(role="user", content="a") == parts("a")
+    assert content(role="user", content="") == parts("")
+    assert content(role="assistant", refusal="no") == parts("no")
+    assert content(role="assistant", tool_calls=[{"function": {"name": "f"}}]) == []
+    tool = {"role": "tool", "tool_call_id": "c"}
+    assert content(content=parts("a", "", "b"), **tool) == "a\n\nb"
+
+
+def test_where_developers_are_unknown_the_system_speaks_once_and_first() -> None:
+    said = [
+        {"role": "system", "content": "a"},
+        {"role": "user", "content": "b"},
+        {"role": "developer", "content": parts("c", "d")},
+    ]
+    messages = msgspec.convert(said, list[ChatMessage])
+    for wants_parts in (False, True):
+        found = plain_turns(messages, parts=wants_parts, developers=False)
+        assert [each["role"] for each in found] == ["system", "user"]
+        assert found[0]["content"] == "a\n\nc\nd"
+    [alone] = plain_turns(messages[2:], developers=False)
+    assert alone == {"role": "system", "content": "c\nd"}
+    assert [each["role"] for each in plain_turns(messages)] == ["system", "user", "developer"]
+    apart = plain_turns([messages[0], messages[1], messages[0]], developers=False)
+    assert [each["role"] for each in apart] == ["system", "user", "system"]
 
 
 def ids(prompter: Prompter, *turns: dict[str, str], **more: Any) -> list[int]:

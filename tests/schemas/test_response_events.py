@@ -204,6 +204,14 @@ def test_what_the_model_thinks_is_an_item_before_its_answer() -> None:
     assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": 2}
 
 
+def test_a_workers_count_of_reasoning_wins() -> None:
+    made, _ = rendered(
+        pieces({"reasoning": "Hm"}, "Yes."), Complete(2, ("stop",), Usage(9, 4, 0, 3))
+    )
+    usage = bodies(made)[-1]["response"]["usage"]
+    assert usage["output_tokens_details"] == {"reasoning_tokens": 3}
+
+
 def test_log_probabilities_come_with_their_tokens_and_at_the_end() -> None:
     token = TokenLogprob("a", -0.5, (TopToken("b", float("-inf")),))
     event = Shown(0, Piece(0, "a", (7,), (token,)))

@@ -65,7 +65,7 @@ SHAPES = st.builds(
     response=st.binary(),
     echo=TEXTS,
 )
-USAGES = st.builds(Usage, COUNTS, COUNTS, COUNTS)
+USAGES = st.builds(Usage, COUNTS, COUNTS, COUNTS, st.none() | COUNTS)
 FRAMES = st.one_of(
     st.builds(Started, COUNTS, TEXTS, st.none() | COUNTS, SHAPES),
     st.builds(Tokens, COUNTS, COUNTS, PIECES),
@@ -107,6 +107,10 @@ GOLDEN: dict[str, tuple[Frame, str]] = {
         Finished(7, 4, (), ("stop",), Usage(9, 4, 0), {"total_ms": 1.5}),
         "98 01 07 04 a8 66696e6973686564 90 91 a4 73746f70 93 09 04 00"
         " 81 a8 746f74616c5f6d73 cb3ff8000000000000",
+    ),
+    "finished, with reasoning": (
+        Finished(7, 4, (), ("stop",), Usage(9, 4, 0, 3), {}),
+        "98 01 07 04 a8 66696e6973686564 90 91 a4 73746f70 94 09 04 00 03 80",
     ),
     "failed": (
         Failed(7, 4, (), "c", "m", Usage(9, 4, 0)),

@@ -101,6 +101,15 @@ def test_reasoning_is_gathered_beside_the_content() -> None:
     assert choice["message"]["content"] == "4"
 
 
+def test_reasoning_alone_has_no_content_and_is_counted() -> None:
+    collected = Collected("req_1", Shape("chat", "m", 5, False, 1, False))
+    collected.add(Shown(0, Piece(0, "", (1,), None, {"reasoning": "Hm"})))
+    found = collected.answer(Complete(1, ("length",), Usage(9, 4, 0, 3)))
+    message = found["choices"][0]["message"]
+    assert (message["content"], message["reasoning"]) == (None, "Hm")
+    assert found["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
+
+
 def test_an_echo_stands_before_each_choice() -> None:
     collected = Collected("req_1", Shape("completion", "m", 5, False, 2, False, echo="Once "))
     for choice, text in ((0, "a"), (1, "b"), (1, "c")):

@@ -11,6 +11,7 @@ CITY = {
     "required": ["city"],
     "additionalProperties": False,
 }
+ONE_OF_TWO = CITY | {"properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}}}
 PERSON = {
     "type": "object",
     "properties": {
@@ -124,18 +125,25 @@ def stream(client: httpx.Client, model: str, body: dict[str, Any]) -> list[dict[
     with client.stream("POST", path_of(body), json=asked) as answer:
         answer.read()
     assert answer.status_code == 200, answer.text
-    lines = [line for line in answer.text.splitlines() if line.startswith("data: ")]
-    assert lines[-1] == "data: [DONE]"
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    assert answer.text.endswith("data: [DONE]\n\n")
+    return parsed_events(answer.text)
+
+
+def parsed_events(text: str) -> list[dict[str, Any]]:
+    """Return the objects of a stream's events."""
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line[:6] == "data: "]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
 def joined(chunks: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what a stream said, in the form of `said`."""
     choices: dict[int, dict[str, Any]] = {}
     for part in (part for chunk in chunks for part in chunk["choices"]):
-        empty: dict[str, Any] = {"text": "", "reason": None, "calls": {}}
-        choice = choices.setdefault(part["index"], empty)
+        empty: dict[str, Any] = {"text": "", "reasoning": "", "reason": None, "calls": {}}
+        choice = choices.setdefault(part["index"], empty | {"tokens": []})
         delta = part.get("delta", {})
+        choice["tokens"] += tokens_of(part)
+        choice["reasoning"] += delta.get("reasoning") or ""
         choice["text"] += part.get("text") or delta.get("content") or ""
         choice["reason"] = part["finish_reason"] or choice["reason"]
         for call in delta.get("tool_calls") or ():
@@ -155,11 +163,18 @@ def said(answer: dict[str, Any]) -> dict[str, Any]:
         choices.append(
             {
                 "text": part.get("text") or message.get("content") or "",
+                "reasoning": message.get("reasoning") or "",
                 "reason": part["finish_reason"],
                 "calls": {n: (c["name"], c["arguments"]) for n, c in enumerate(calls)},
+                "tokens": tokens_of(part),
             }
         )
     return _said(choices, answer["usage"])
+
+
+def tokens_of(part: dict[str, Any]) -> list[str]:
+    """Return the tokens of which log probabilities tell, of a chat's choice."""
+    return [token["token"] for token in (part.get("logprobs") or {}).get("content") or ()]
 
 
 def meant(found: dict[str, Any]) -> dict[str, Any]:
@@ -185,4 +200,5 @@ def _said(choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any
         "choices": choices,
         "prompt_tokens": usage["prompt_tokens"],
         "completion_tokens": usage["completion_tokens"],
+        "reasoning_tokens": (usage.get("completion_tokens_details") or {}).get("reasoning_tokens"),
     }

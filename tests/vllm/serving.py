@@ -30,15 +30,19 @@ ALIKE = {
 
 
 @contextmanager
-def serving(model: Path, args: Mapping[str, Any], folder: Path) -> Iterator[httpx.Client]:
-    """Run `headrace up` with one worker, and return a client of it."""
+def serving(
+    model: Path, args: Mapping[str, Any], folder: Path, *, config: str = ""
+) -> Iterator[httpx.Client]:
+    """Run `headrace up` with one worker, and return a client of it; `config` is its TOML."""
     _skip_without(model)
     port = free_port()
+    file = folder / "headrace.toml"
+    file.write_text(config)
     process = node(
         "headrace.cli",
         *("up", "--engine", "vllm", "--model", str(model), "--workers", "1"),
         *("--engine-args", json.dumps(args)),
-        *("--port", str(port), "--data-dir", str(folder / "data")),
+        *("--port", str(port), "--data-dir", str(folder / "data"), "--config", str(file)),
         log=folder / "up.log",
         env=ALIKE,
     )

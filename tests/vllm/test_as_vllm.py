@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tests.vllm.asking import REQUESTS, collect, is_cut, joined, meant, said, stream
+from tests.vllm.forced import BROKEN, CALLS, HELD, PARTED
 from tests.vllm.serving import serving, serving_by_vllm
 from tests.vllm.tiny import CONTEXT_TOKENS, make_tiny_model
 
@@ -37,6 +38,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
+ASKED = REQUESTS | CALLS | PARTED | BROKEN
+
+
 class Reference(NamedTuple):
     """What vLLM's own server says to a request, in both modes."""
 
@@ -51,7 +55,7 @@ def reference(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
             name: Reference(
                 said(collect(client, model.name, body)), joined(stream(client, model.name, body))
             )
-            for name, body in REQUESTS.items()
+            for name, body in ASKED.items()
         }
 
 
@@ -64,11 +68,13 @@ def client(
         yield found
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize("name", ASKED)
 def test_both_modes_say_the_same_as_vllms_own_server(
     client: httpx.Client, model: Path, reference: dict[str, Reference], name: str
 ) -> None:
-    whole = said(collect(client, model.name, REQUESTS[name]))
-    assert joined(stream(client, model.name, REQUESTS[name])) == whole == reference[name].streamed
-    if not is_cut(whole):
+    whole = said(collect(client, model.name, ASKED[name]))
+    assert joined(stream(client, model.name, ASKED[name])) == whole
+    if name not in HELD:
+        assert whole == reference[name].streamed
+    if name not in BROKEN and not is_cut(whole):
         assert meant(whole) == meant(reference[name].whole)

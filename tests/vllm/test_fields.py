@@ -16,6 +16,7 @@ import pytest
 from tests.servers import ROOT
 from tests.vllm import asking
 from tests.vllm.asking import PARIS, WEATHER_IN_PARIS, chat, collect, said, stream
+from tests.vllm.forced import call, forced
 from tests.vllm.serving import serving
 
 pytestmark = [
@@ -90,6 +91,17 @@ def test_a_strict_tool_call_arrives_complete_in_both_modes(
     assert len(deltas) > 2
     assert all(type(call["index"]) is int for call in deltas)
     assert len([call for call in deltas if "id" in call]) == len(whole["calls"]) >= 1
+
+
+def test_a_call_that_the_model_chooses_arrives_complete_in_both_modes(client: httpx.Client) -> None:
+    body = forced(call())
+    [whole] = said(collect(client, NAME, body))["choices"]
+    [parts] = asking.joined(stream(client, NAME, body))["choices"]
+    assert whole == parts
+    assert (whole["text"], whole["reason"]) == ("", "tool_calls")
+    [(name, arguments)] = whole["calls"].values()
+    assert name == "get_weather"
+    assert json.loads(arguments)["city"] in ("Paris", "Rome")
 
 
 def test_log_probabilities_are_finite_in_both_modes(client: httpx.Client) -> None:

@@ -1,7 +1,9 @@
 """What of vLLM's parsing needs no vLLM: names of parsers, forms, and who finds out first."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,8 +85,51 @@ class Failing:
         raise ValueError(f"no tool call: {delta_text!r}")
 
 
+class Holding:
+    """A parser that holds back what begins with `<`; read as a whole it is content."""
+
+    reasoning_parser = None
+
+    def __init__(self, *, calls: bool = False, fails: bool = False) -> None:
+        self._calls = calls
+        self._fails = fails
+
+    def parse_delta(self, *, delta_text: str, **_more: Any) -> Any:
+        text = "" if delta_text.startswith("<") else delta_text
+        return SimpleNamespace(content=text, reasoning=None, tool_calls=[])
+
+    def count_reasoning_tokens(self, _tokens: Any) -> int:
+        return 0
+
+    def set_prompt_token_ids(self, _tokens: Any) -> None:
+        if self._fails:
+            raise ValueError
+
+    def parse(self, text: str, _request: Any, **_more: Any) -> Any:
+        return None, text, ["call"] if self._calls else None
+
+
+@pytest.mark.parametrize(
+    ("parser", "choice", "said"),
+    [
+        (Holding, "auto", "a<b<"),
+        (partial(Holding, calls=True), "auto", "a"),
+        (partial(Holding, fails=True), "auto", "a"),
+        (Holding, "none", "a"),
+    ],
+    ids=["no call", "a call", "failing", "no tools"],
+)
+def test_what_was_held_back_for_a_call_that_never_came_is_said(
+    parser: Any, choice: str, said: str
+) -> None:
+    chat = ParsedChat(None, parser, {}, Parsing(choice=choice), [1], choices=1)
+    texts = ("a", "<b", "<")
+    found = [chat.read(Piece(0, text, (5,)), ends=text == "<").text for text in texts]
+    assert "".join(found) == said
+
+
 def test_a_parser_that_fails_tells_nothing_of_what_the_model_said() -> None:
-    chat = ParsedChat(None, [Failing()], {}, Parsing(), [1])
+    chat = ParsedChat(None, Failing, {}, Parsing(), [1], choices=1)
     with pytest.raises(EngineFailed) as raised:
         chat.read(Piece(0, "quokka", (5,)), ends=False)
     assert str(raised.value) == "the model's parser failed: ValueError"
