@@ -12,11 +12,7 @@ import os
 import signal
 import socket
 import subprocess
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -29,6 +25,7 @@ from headrace.settings import EngineKind
 from headrace.sockets import claim_port, listen
 from headrace.up import Refused, curl
 from headrace.up_settings import UpSettings
+from tests.headrace.running import run, up
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -75,63 +72,6 @@ def environ(tmp_path: Path) -> dict[str, str]:
         (folder / "__main__.py").write_text(TIER)
     clean = {name: value for name, value in os.environ.items() if "HEADRACE" not in name}
     return clean | {"PYTHONPATH": f"{tmp_path / 'stand-ins'}:{ROOT}"}
-
-
-class Up:
-    """A running `headrace up`: its process and all it has printed."""
-
-    def __init__(self, process: asyncio.subprocess.Process, data_dir: Path) -> None:
-        self.process = process
-        self.data_dir = data_dir
-        self.lines: list[str] = []
-
-    async def read(self) -> None:
-        assert self.process.stdout is not None
-        async for line in self.process.stdout:
-            self.lines.append(line.decode().rstrip())
-
-    def line(self, start: str) -> str:
-        return next((line for line in self.lines if line.startswith(start)), "")
-
-    def ps(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.data_dir / "run.json").read_bytes())
-        return {process["name"]: process for process in found["processes"]}
-
-    def ready(self, name: str) -> bool:
-        return bool(self.ps()[name]["state"] == "ready")
-
-
-def headrace(*args: object) -> list[str]:
-    return [sys.executable, "-m", "headrace.cli", *map(str, args)]
-
-
-@asynccontextmanager
-async def up(tmp_path: Path, environ: dict[str, str], *flags: object) -> AsyncIterator[Up]:
-    data_dir = tmp_path / "data"
-    process = await asyncio.create_subprocess_exec(
-        *headrace("up", "--data-dir", data_dir, "--port", 0, *flags),
-        env=environ,
-        cwd=tmp_path,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    system = Up(process, data_dir)
-    reading = asyncio.create_task(system.read())
-    try:
-        await until(lambda: system.line("curl") or process.returncode is not None, within_s=60)
-        yield system
-    finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(60):
-            await process.wait()
-            await reading
-
-
-def run(environ: dict[str, str], cwd: Path, *args: object) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        headrace(*args), env=environ, cwd=cwd, capture_output=True, text=True, timeout=60
-    )
 
 
 def test_up_serves_says_so_is_listed_and_stops_without_trace(
