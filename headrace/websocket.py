@@ -79,6 +79,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if message["type"] == "websocket.accept":
             del self.request, self.response  # the handshake's; a socket may be open for days
         if self.close_sent:
+            # After a refusal with a body uvicorn forgets that the handshake has its answer, and
+            # would log each as a fault of ours.
+            self.handshake_complete = True
             self._cut_later()
 
     def shutdown(self) -> None:

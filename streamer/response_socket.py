@@ -11,6 +11,7 @@ from typing import Final, assert_never
 import msgspec
 
 from headrace.connection import Connection
+from headrace.handshake import Receive, Send
 from schemas.errors import Refusal, RequestCancelled, TooManyRequests
 from schemas.response_events import ResponseEvents
 from schemas.responses import request_of
@@ -19,7 +20,7 @@ from schemas.wire import Shape
 from streamer import response_messages
 from streamer.buffer import OpenReply
 from streamer.response_messages import CancelResponse, Create, ResponseMessages, Unclear
-from streamer.sockets import Receive, Room, Send, Sockets
+from streamer.sockets import Room, Sockets
 from streamer.websocket import REQUESTS_MAX, Socket
 
 PATH: Final = "/v1/responses"

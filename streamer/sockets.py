@@ -1,22 +1,16 @@
 """The WebSockets of a process: which are served, how many, and their end when it stops."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-import msgspec
-
 from headrace.connection import Connection, connection_of
+from headrace.handshake import Receive, Send, not_served, reject
 from headrace.requests import peer_of
-from schemas.errors import NotFound, Refusal
-from schemas.subjects import new_request_id
 from streamer.admission import Admission
 from streamer.mailbox import Mailbox
 
 SOCKETS_MAX: Final = 20_000
 AUTH_S: Final = 10.0
-
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
 
 
 class Served(Protocol):
@@ -70,7 +64,7 @@ class Sockets:
         await receive()  # websocket.connect
         room = self._rooms.get(scope["path"])
         if room is None:
-            await reject(send, NotFound(f"No WebSocket is served at {scope['path'][:200]}."))
+            await reject(send, not_served(scope["path"]))
             return
         socket = room(self, receive, send, connection_of(scope))
         self._open.add(socket)
@@ -84,16 +78,3 @@ class Sockets:
         self.draining = True
         for socket in self._open:
             socket.close_if_idle()
-
-
-async def reject(send: Send, refusal: Refusal) -> None:
-    """Answer the handshake as a POST would be answered."""
-    content = msgspec.json.encode(refusal.body())
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(content)).encode()),
-        (b"x-request-id", new_request_id().encode()),
-    ]
-    head = {"status": refusal.status, "headers": headers}
-    await send({"type": "websocket.http.response.start", **head})
-    await send({"type": "websocket.http.response.body", "body": content})

@@ -15,6 +15,7 @@ from typing import Any, Final, assert_never
 
 from headrace.connection import Connection
 from headrace.deadline import DEADLINE_S, timeout_s_of
+from headrace.handshake import Receive, Send, reject
 from schemas.admit import Caller
 from schemas.errors import (
     DeadlineExceeded,
@@ -36,7 +37,7 @@ from streamer.chunks import Chunks
 from streamer.eager import start
 from streamer.messages import Auth, Begin, Cancel, Close, MessageLines, Unclear
 from streamer.response_messages import ResponseMessages
-from streamer.sockets import Receive, Room, Send, Sockets, reject
+from streamer.sockets import Room, Sockets
 
 log = logging.getLogger(__name__)
 

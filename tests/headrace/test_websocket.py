@@ -1,13 +1,17 @@
-"""How sockets end when their server does."""
+"""How sockets end: when their server does, and before they are ones."""
 
 import asyncio
+import logging
 from typing import Any
 
+import pytest
 import uvloop
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from headrace.handshake import reject
 from headrace.http import Serving, WebSocketDoor, serve
+from schemas.errors import NotFound
 from tests.waiting import until
 
 
@@ -67,3 +71,38 @@ def test_a_socket_that_its_application_leaves_open_ends_in_1012() -> None:
             await stopping
 
     uvloop.run(scenario())
+
+
+def test_a_handshake_that_the_application_refuses_is_no_fault_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await reject(send, NotFound("Not here."))
+
+    async def scenario() -> None:
+        serving = await serve(app, host="127.0.0.1", port=0, websocket=WebSocketDoor(app))
+        with pytest.raises(InvalidStatus) as caught:
+            await connect(serving.url.replace("http", "ws"))
+        await serving.close(grace_s=60)  # the application has returned
+        assert caught.value.response.status_code == 404
+        assert b"Not here." in caught.value.response.body
+
+    caplog.set_level(logging.WARNING)
+    uvloop.run(scenario())
+    assert not caplog.records
+
+
+def test_an_application_that_answers_no_handshake_is_one(caplog: pytest.LogCaptureFixture) -> None:
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        await receive()
+
+    async def scenario() -> None:
+        serving = await serve(app, host="127.0.0.1", port=0, websocket=WebSocketDoor(app))
+        with pytest.raises(InvalidStatus) as caught:
+            await connect(serving.url.replace("http", "ws"))
+        await serving.close(grace_s=60)
+        assert caught.value.response.status_code == 500
+
+    uvloop.run(scenario())
+    assert "without completing handshake" in caplog.text
