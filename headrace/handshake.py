@@ -1,6 +1,6 @@
 """How a WebSocket's handshake is refused. Rule: in the API's shape, as a POST would be."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -28,3 +28,9 @@ async def reject(send: Send, refusal: Refusal) -> None:
 def not_served(path: str) -> NotFound:
     """Return the refusal of a path without sockets."""
     return NotFound(f"No WebSocket is served at {path[:200]}.")
+
+
+async def serve_none(scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+    """Refuse every handshake: the application of a port that has no sockets."""
+    await receive()  # websocket.connect
+    await reject(send, not_served(scope["path"]))

@@ -13,6 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.connection import HttpProtocol
+from headrace.handshake import serve_none
 from headrace.sockets import CannotListen, http_url, listen
 from headrace.turnstile import Turnstile
 from headrace.websocket import WebSocketProtocol
@@ -34,6 +35,9 @@ class WebSocketDoor:
 
     app: ASGIApp
     ping_s: float = 20.0
+
+
+NO_SOCKETS: Final = WebSocketDoor(serve_none)
 
 
 class _ByProtocol:
@@ -102,24 +106,23 @@ async def serve(
     *,
     host: str,
     port: int,
-    websocket: WebSocketDoor | None = None,
+    websocket: WebSocketDoor = NO_SOCKETS,
     turnstile: Turnstile | None = None,
 ) -> Serving:
     """Serve an app and return once it accepts connections. Raises CannotListen.
 
-    Without `websocket` the app is given those as well, and Starlette's refuse them. `turnstile`
-    says how many connections there may be.
+    The app is given HTTP alone. Without `websocket` every handshake is refused with 404.
+    `turnstile` says how many connections there may be.
     """
     listener = listen(host, port)
     turnstile = turnstile or Turnstile()
-    ping_s = websocket.ping_s if websocket else None
     config = uvicorn.Config(
-        _ByProtocol(app, websocket.app) if websocket else app,
+        _ByProtocol(app, websocket.app),
         http=partial(HttpProtocol, turnstile=turnstile),  # type: ignore[arg-type]
         ws=partial(WebSocketProtocol, turnstile=turnstile),  # type: ignore[arg-type]
         ws_max_size=MESSAGE_BYTES_MAX,
-        ws_ping_interval=ping_s,
-        ws_ping_timeout=ping_s and PONG_PINGS * ping_s,
+        ws_ping_interval=websocket.ping_s,
+        ws_ping_timeout=PONG_PINGS * websocket.ping_s,
         ws_per_message_deflate=False,
         lifespan="off",
         access_log=False,

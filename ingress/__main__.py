@@ -8,7 +8,7 @@ from functools import partial
 
 from headrace import files, lifecycle, topology
 from headrace.bus import Bus
-from headrace.http import serve
+from headrace.http import WebSocketDoor, serve
 from headrace.lifecycle import log_to_stdout, running_tasks, settle_memory
 from headrace.node import Stopped, admin_port, broker, unique
 from headrace.requests import cancel_route
@@ -26,6 +26,7 @@ from headrace.ticket import load_tickets, put_back
 from headrace.turnstile import Turnstile
 from headrace.upkeep import Upkeep
 from ingress.app import Application
+from ingress.elsewhere import Elsewhere
 from ingress.gate import Entrance
 from ingress.reception import Reception
 from ingress.redirect import Redirect
@@ -93,6 +94,7 @@ async def _serve(
         Application(reception.ingress, redirect, reception.cors, pages),
         host=settings.host,
         port=settings.port,
+        websocket=WebSocketDoor(Elsewhere(lambda: redirect.live)),
         turnstile=turnstile,
     )
     async with admin_port(settings, "ingress", readiness, readings), running_tasks() as tasks:

@@ -48,12 +48,9 @@ class Application:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST":
+        if scope["method"] == "POST":
             generate = self._generate.get(scope["path"])
             if generate is not None:
                 await generate(scope, receive, send)
                 return
-        if scope["type"] == "http":
-            await self._cors.serve(self._rest, scope, receive, send)
-        else:
-            await self._rest(scope, receive, send)
+        await self._cors.serve(self._rest, scope, receive, send)

@@ -119,9 +119,7 @@ class Application:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(REPLIES_PATH):
+        if scope["path"].startswith(REPLIES_PATH):
             await self._replies(scope, receive, send)
-        elif scope["type"] == "http":
-            await self._cors.serve(self._rest, scope, receive, send)
         else:
-            await self._rest(scope, receive, send)
+            await self._cors.serve(self._rest, scope, receive, send)

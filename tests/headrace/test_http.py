@@ -1,6 +1,7 @@
 """Facts about serving: ports, several servers in a loop, and two ways to stop."""
 
 import asyncio
+import json
 
 import httpx
 import pytest
@@ -9,6 +10,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from headrace import connection
 from headrace.http import CannotListen, Serving, serve
@@ -46,6 +49,19 @@ def test_a_port_in_use_is_refused() -> None:
         with pytest.raises(CannotListen, match=str(serving.port)):
             await serve(app("second"), host="127.0.0.1", port=serving.port)
         await serving.close()
+
+    uvloop.run(scenario())
+
+
+def test_without_sockets_a_handshake_is_404_in_the_apis_shape() -> None:
+    async def scenario() -> None:
+        serving = await at("one")
+        with pytest.raises(InvalidStatus) as caught:
+            await connect(serving.url.replace("http", "ws", 1), proxy=None)
+        await serving.close()
+        assert caught.value.response.status_code == 404
+        error = json.loads(caught.value.response.body or b"")["error"]
+        assert (error["code"], error["message"]) == ("not_found", "No WebSocket is served at /.")
 
     uvloop.run(scenario())
 

@@ -1,6 +1,8 @@
 """Where ingress and streamers are apart: tickets, clients that do not follow, and deaths."""
 
+import json
 import os
+import re
 import signal
 import threading
 import time
@@ -10,6 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from headrace import topology
 from headrace.bus import Bus
@@ -292,3 +296,18 @@ def test_without_a_live_streamer_a_request_is_503_and_nothing_is_queued(
         assert door.process.stop() == 0
     finally:
         door.process.kill()
+
+
+def test_a_handshake_at_an_ingress_names_the_url_at_which_a_streamer_serves_it(
+    system: System,
+) -> None:
+    door = system.doors[0]
+    with pytest.raises(InvalidStatus) as caught:
+        connect(door.url.replace("http", "ws", 1) + CHAT, proxy=None, open_timeout=20)
+    assert caught.value.response.status_code == 404
+    message = json.loads(caught.value.response.body or b"")["error"]["message"]
+    [url] = re.findall(r"connect to (ws:\S+)\.$", message)
+    with connect(url, proxy=None, open_timeout=20) as socket:
+        socket.send(json.dumps({"id": "a", "body": chat(sim=hook("here"))}))
+        assert '"here"' in str(socket.recv(timeout=20))
+    assert "without completing handshake" not in door.process.said()
