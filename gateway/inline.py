@@ -37,6 +37,7 @@ class Inline:
         stream: bool,
         headers: Mapping[str, str],
         after: int = -1,
+        returns: bool = False,
     ) -> Relay:
         """Open the reply for one more reader. Raises NotFound, Gone and BrokerUnavailable."""
         try:
@@ -46,7 +47,9 @@ class Inline:
         except (BrokerAway, BrokerRefused) as error:
             raise BrokerUnavailable("The log of streams cannot be reached.") from error
         reply.lingers = True
-        return Relay(self._mailbox, reply, stream=stream, headers=headers, after=after)
+        return Relay(
+            self._mailbox, reply, stream=stream, headers=headers, after=after, returns=returns
+        )
 
 
 class ExpectedHere:

@@ -14,12 +14,14 @@ from typing import Final
 
 import msgspec
 
-from headrace import journal
+from headrace import journal, topology
 from headrace.bus import BrokerRefused, Bus
 from schemas import subjects
 from schemas.errors import Forbidden, Gone
 
 TICKET_S: Final = 30.0
+RETURNS_S: Final = float(topology.REPLIES_MAX_AGE_S)
+"""For how long an EventSource may come back with its ticket: as long as there is a log to read."""
 _KEY_BYTES: Final = 32
 _KEY_SUBJECT: Final = f"$KV.{subjects.SECRETS}.tickets"
 _WRONG_LAST_SEQUENCE: Final = 10071
@@ -31,7 +33,9 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     `attach` is empty for the client that came with the request. A further reader's ticket has a
     name of its own there, since each is good once. `lingers` says that the client may come back,
     `after` what it has: the id of an event. `ratelimit` are the headers that say what its tenant
-    has left: the client reads the streamer's.
+    has left: the client reads the streamer's. `returns` is for an EventSource, which asks
+    again by itself, in some browsers at the address that it was redirected to and never again at
+    the first: such a ticket is good more than once and at every streamer, for `RETURNS_S`.
     """
 
     streamer: str
@@ -46,6 +50,7 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     model: str = ""
     after: int = -1
     ratelimit: dict[str, str] = {}
+    returns: bool = False
 
 
 class Tickets:

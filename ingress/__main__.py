@@ -12,6 +12,7 @@ from headrace.http import WebSocketDoor, serve
 from headrace.lifecycle import log_to_stdout, running_tasks, settle_memory
 from headrace.node import Stopped, admin_port, broker, unique
 from headrace.requests import cancel_route
+from headrace.resume import stream_route
 from headrace.settings import (
     ConnectionSettings,
     CorsSettings,
@@ -30,6 +31,7 @@ from ingress.elsewhere import Elsewhere
 from ingress.gate import Entrance
 from ingress.reception import Reception
 from ingress.redirect import Redirect
+from ingress.resume import RestThere
 from schemas import subjects
 
 
@@ -87,6 +89,7 @@ async def _serve(
     turnstile = Turnstile(files.held(settings.bounds))
     readings = [*reception.readings(), *turnstile.readings()]
     pages = [
+        stream_route(reception.desk.identify, RestThere(redirect)),
         cancel_route(bus, reception.desk.identify),
         *admin_routes(readiness, registry_of("ingress", readings)),
     ]

@@ -60,10 +60,12 @@ class Handoff(Protocol):
         stream: bool,
         headers: Mapping[str, str],
         after: int = -1,
+        returns: bool = False,
     ) -> Answer:
         """Return the answer of a further reader of a reply, from its beginning on.
 
         It may be on any streamer. `deadline_s` (epoch s) is the request's own; infinite for one
-        that has ended. `after` is the id of the last event that the client has. Raises a Refusal.
+        that has ended. `after` is the id of the last event that the client has. `returns`: it asks
+        again by itself after the end, until it is answered with 204. Raises a Refusal.
         """
         ...

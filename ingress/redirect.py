@@ -16,7 +16,7 @@ from headrace import topology
 from headrace.bus import BrokerAway, Bus
 from headrace.messages import NobodyAnswers
 from headrace.registry import Registry
-from headrace.ticket import TICKET_S, Ticket, Tickets
+from headrace.ticket import RETURNS_S, TICKET_S, Ticket, Tickets
 from schemas import subjects
 from schemas.errors import NoStreamers
 from schemas.model import StreamerEntry
@@ -94,6 +94,7 @@ class Redirect:
         stream: bool,
         headers: Mapping[str, str],
         after: int = -1,
+        returns: bool = False,
     ) -> Response:
         """Send a further reader to any streamer. Raises NoStreamers."""
         chosen = self._choose()
@@ -102,11 +103,12 @@ class Redirect:
             tenant,
             request,
             deadline_s,
-            time.time() + TICKET_S,
+            time.time() + (RETURNS_S if returns else TICKET_S),
             stream,
             attach=secrets.token_hex(8),
             lingers=True,
             after=after,
+            returns=returns,
         )
         return self.to(chosen, ticket, headers)
 

@@ -5,13 +5,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from starlette.applications import Starlette
-from starlette.routing import BaseRoute, Route
+from starlette.requests import Request
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.answers import EXCEPTION_HANDLERS, refused
 from headrace.bus import BrokerAway, BrokerRefused, Bus
 from headrace.cors import Cors
+from headrace.event_source import come_again
 from headrace.requests import cancel_route
+from headrace.resume import last_seen, stream_route
 from headrace.ticket import Ticket
 from schemas.errors import BrokerUnavailable, MethodNotAllowed, Refusal
 from streamer.admission import Admission
@@ -20,7 +23,7 @@ from streamer.buffer import OpenReply
 from streamer.desk import Claim, Desk
 from streamer.mailbox import Mailbox
 from streamer.relay import Relay
-from streamer.resume import Resume
+from streamer.resume import RestHere
 
 REPLIES_PATH: Final = "/v1/replies/"
 ANYONES: Final = {"access-control-allow-origin": "*"}
@@ -30,9 +33,8 @@ to another origin does not say any more where it comes from."""
 
 def client_routes(bus: Bus, mailbox: Mailbox, admission: Admission) -> list[BaseRoute]:
     """Return the routes of every streamer: resume and cancel."""
-    resume = Resume(bus, mailbox, admission.identify)
     return [
-        Route("/v1/streams/{request}", resume.handle, methods=["GET"]),
+        stream_route(admission.identify, RestHere(bus, mailbox)),
         cancel_route(bus, admission.identify),
     ]
 
@@ -51,24 +53,40 @@ class Replies:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer: ASGIApp
         if scope["method"] == "GET":
-            try:
-                answer = await self._relay(scope["path"].removeprefix(REPLIES_PATH))
-            except Refusal as refusal:
-                answer = refused(refusal, more_headers=ANYONES)
+            answer = await self._answer(Request(scope))
         else:
             what = MethodNotAllowed("A reply can be read by GET only.")
             answer = refused(what, more_headers={"allow": "GET", **ANYONES})
         await answer(scope, receive, send)
 
-    async def _relay(self, text: str) -> Relay:
-        """Return the reply that a ticket names. Raises a Refusal."""
-        claim = self._desk.claim(text, now_s=time.time())
+    async def _answer(self, request: Request) -> ASGIApp:
+        """Return the reply that a ticket names, or why it is refused."""
+        text = request.scope["path"].removeprefix(REPLIES_PATH)
+        returns = False
+        try:
+            claim = self._desk.claim(text, now_s=time.time())
+            returns = claim.ticket.returns
+            # What it has seen since it was sent here counts.
+            seen = last_seen(request) if returns else -1
+            return await self._relay(claim, after=max(claim.ticket.after, seen))
+        except Refusal as refusal:
+            if returns and refusal.retryable:
+                return come_again(refusal, ANYONES)
+            return refused(refusal, more_headers=ANYONES)
+
+    async def _relay(self, claim: Claim, *, after: int) -> Relay:
+        """Return the reply of a ticket that was taken. Raises a Refusal."""
         ticket = claim.ticket
         reply = await self._attach(ticket) if ticket.attach else self._open(claim)
         reply.lingers = ticket.lingers
         headers = {"x-request-id": ticket.request, **ANYONES, **ticket.ratelimit}
         return Relay(
-            self._mailbox, reply, stream=ticket.stream, headers=headers, after=ticket.after
+            self._mailbox,
+            reply,
+            stream=ticket.stream,
+            headers=headers,
+            after=after,
+            returns=ticket.returns,
         )
 
     def _open(self, claim: Claim) -> OpenReply:

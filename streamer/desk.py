@@ -1,4 +1,5 @@
-"""Where redirected clients come with their tickets. Rule: a ticket is used once, here only.
+"""Where redirected clients come with their tickets. Rule: a ticket is used once, here only;
+an EventSource's, which comes back with it by itself, as often as it lives, and everywhere.
 
 A request that began but whose client did not follow its redirect within `CLAIM_S` is cancelled,
 unless somebody else reads it.
@@ -69,6 +70,8 @@ class Desk:
     def claim(self, text: str, *, now_s: float) -> Claim:
         """Take a ticket; `now_s` is the epoch's. Raises Forbidden or Gone."""
         ticket = self._tickets.read(text, now_s=now_s)
+        if ticket.returns:
+            return Claim(ticket, -1)
         if ticket.streamer != self._streamer:
             raise Gone("The streamer of this ticket is gone.")
         # There may be many tickets to attach to one request, and one that came with it.

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.connection import connection_of
+from headrace.event_source import RETRY, error_event
 from schemas.errors import InternalError, Refusal, StreamInterrupted, refusal_of
 from schemas.reply import Broken, Complete, Event, Shown
 from schemas.response_events import ResponseEvents
@@ -20,7 +21,7 @@ from streamer.collect import Collected
 from streamer.eager import start
 from streamer.mailbox import Mailbox
 from streamer.response_lines import CollectedResponse, ResponseLines
-from streamer.sse import COMMENT, DONE, RETRY, EventLines, error_event
+from streamer.sse import COMMENT, DONE, EventLines
 
 log = logging.getLogger(__name__)
 

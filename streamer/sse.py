@@ -7,10 +7,9 @@ and fail at any other field.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
-import msgspec
-
+from headrace.event_source import error_event
 from schemas.errors import Refusal, refusal_of
 from schemas.reply import Broken, Complete, Event, Shown
 from schemas.wire import Piece
@@ -20,8 +19,6 @@ COMMENT: Final = b": waiting\n"
 """A line, with no blank one after it: OpenAI's SDK, once it has seen an id, would take that for an
 event without data, and fail."""
 DONE: Final = b"data: [DONE]\n\n"
-RETRY: Final = b"retry: 1000\n"
-"""When a browser's EventSource is to come again, in ms; left to themselves they wait 3 to 5 s."""
 
 
 class EventLines:
@@ -65,9 +62,3 @@ class EventLines:
         if chunk is None or seq <= self._after:
             return b""
         return b"id: %d\ndata: %b\n\n" % (seq, chunk) if self._ids else b"data: %b\n\n" % chunk
-
-
-def error_event(refusal: Refusal) -> bytes:
-    """Return the event that ends a stream with an error."""
-    body: dict[str, Any] = refusal.body()
-    return b"data: %b\n\n" % msgspec.json.encode(body)

@@ -19,9 +19,13 @@ KILLED_AFTER = 10
 
 
 @pytest.mark.skipif(binary() is None, reason="Chromium is not installed (Debian: chromium)")
-@pytest.mark.parametrize(("form", "tier"), [((), "gateway"), (("--split",), "streamer")])
+@pytest.mark.parametrize(
+    ("form", "tier", "at_door"),
+    [((), "gateway", True), (("--split",), "streamer", False), (("--split",), "streamer", True)],
+    ids=["gateway", "streamer", "ingress"],
+)
 def test_an_event_source_left_alone_shows_every_token_once_though_its_server_is_killed(
-    form: tuple[str, ...], tier: str, tmp_path: Path
+    form: tuple[str, ...], tier: str, at_door: bool, tmp_path: Path
 ) -> None:
     body = {"model": MODEL, "messages": MESSAGES, "stream": True}
     body |= says(*PIECES, itl_ms=100, ttft_ms=0)
@@ -32,8 +36,9 @@ def test_an_event_source_left_alone_shows_every_token_once_though_its_server_is_
     ):
         assert answer.status_code == 200
         request = answer.headers["x-request-id"]
-        home = f"{answer.url.scheme}://{answer.url.netloc.decode()}"
-        with page(f"{home}/healthz", tmp_path) as shown:  # any page of the stream's own origin
+        streams_at = f"{answer.url.scheme}://{answer.url.netloc.decode()}"
+        home = url if at_door else streams_at
+        with page(f"{home}/healthz", tmp_path) as shown:  # any page of the origin that is asked
             shown.value(SCRIPT.read_text())
             shown.value(f"globalThis.seen = watch('/v1/streams/{request}'), true")
             wait_for(lambda: _count(shown) >= KILLED_AFTER, within_s=20, what="tokens")

@@ -3,6 +3,7 @@
 import httpx
 import pytest
 
+from schemas.subjects import new_request_id
 from tests.pipeline.asking import CHAT, COMPLETIONS, chat, refusal
 from tests.pipeline.conftest import System
 
@@ -54,10 +55,14 @@ def test_an_answer_to_no_page_has_no_such_header(system: System) -> None:
 
 
 def test_a_page_may_read_a_stream_where_it_is_and_why_there_is_none(system: System) -> None:
-    path = f"/v1/streams/{'0' * 32}"
-    with httpx.Client(base_url=system.socket_end.url, timeout=30) as client:
-        asked = client.options(path, headers=PAGE | ASKS)
-        answer = client.get(path, headers=PAGE)
-    assert asked.status_code == 204
-    assert answer.status_code == 404
-    assert answer.headers["access-control-allow-origin"] == PAGE["origin"]
+    path = f"/v1/streams/{new_request_id()}"
+    for node in (system.socket_end, system.doors[0]):
+        with httpx.Client(base_url=node.url, timeout=30, follow_redirects=True) as client:
+            asked = client.options(path, headers=PAGE | ASKS)
+            answer = client.get(path, headers=PAGE)
+        assert asked.status_code == 204
+        assert answer.status_code == 404
+        for each in answer.history:
+            assert each.headers["access-control-allow-origin"] == PAGE["origin"]
+        anyones = "*" if answer.history else PAGE["origin"]
+        assert answer.headers["access-control-allow-origin"] == anyones

@@ -3,6 +3,7 @@
 import re
 import time
 
+import httpx
 import pytest
 
 from schemas.subjects import new_request_id
@@ -35,12 +36,28 @@ def begun(system: System, events: int) -> tuple[str, bytes]:
     return request, b"".join(event + b"\n\n" for event in raw.split(b"\n\n")[:events])
 
 
-def rest(system: System, request: str, **more: dict[str, str]) -> bytes:
+def every_kind(system: System) -> list[str]:
+    """Return the URL of one node of every kind that clients speak to."""
+    return list(dict.fromkeys([system.socket_end.url, system.doors[0].url]))
+
+
+def asked(system: System, at: str, request: str, **more: dict[str, str]) -> httpx.Response:
     with system.client() as client:
-        answer = client.get(f"{system.socket_end.url}/v1/streams/{request}", **more)
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["x-request-id"] == request
-    return answer.content
+        answer = client.get(f"{at}/v1/streams/{request}", **more)
+    assert [each.status_code for each in answer.history] in ([], [303])
+    return answer
+
+
+def rest(system: System, request: str, **more: dict[str, str]) -> bytes:
+    """Return the rest of a stream, which is the same at every kind of node."""
+    rests = set()
+    for at in every_kind(system):
+        answer = asked(system, at, request, **more)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-request-id"] == request
+        rests.add(answer.content)
+    [found] = rests
+    return found
 
 
 def test_a_resumed_stream_is_equal_byte_for_byte_live_and_replayed(system: System) -> None:
@@ -66,11 +83,10 @@ def test_an_event_source_is_told_when_to_come_again_and_with_204_that_it_has_all
     # Its URL stays the same when it asks again.
     again = {"params": {"starting_after": "9"}, "headers": accept | {"last-event-id": "40"}}
     assert rest(system, request, **again).startswith(b"retry: 1000\nid: 41\n")
-    with system.client() as client:
-        url = f"{system.socket_end.url}/v1/streams/{request}"
-        answer = client.get(url, headers=accept | {"last-event-id": "41"})
-    assert (answer.status_code, answer.content) == (204, b"")
-    assert answer.headers["x-request-id"] == request
+    for at in every_kind(system):
+        answer = asked(system, at, request, headers=accept | {"last-event-id": "41"})
+        assert (answer.status_code, answer.content) == (204, b"")
+        assert answer.headers["x-request-id"] == request
     system.wait_at_rest()
 
 
@@ -82,13 +98,13 @@ def test_an_event_source_of_a_response_is_answered_with_204_after_its_last_event
     with system.client() as client:
         made = client.post("/v1/responses", json=body)
         request, last = made.headers["x-request-id"], made.content.count(b"\n\n") - 1
-        url = f"{system.socket_end.url}/v1/streams/{request}"
+    for at in every_kind(system):
         rests = [
-            client.get(url, headers=accept | {"last-event-id": str(seq)})
+            asked(system, at, request, headers=accept | {"last-event-id": str(seq)})
             for seq in (last - 1, last)
         ]
-    assert b"event: response.completed\n" in rests[0].content
-    assert [answer.status_code for answer in rests] == [200, 204]
+        assert b"event: response.completed\n" in rests[0].content
+        assert [answer.status_code for answer in rests] == [200, 204]
 
 
 @pytest.mark.parametrize(
@@ -103,18 +119,18 @@ def test_an_event_source_of_a_response_is_answered_with_204_after_its_last_event
 def test_a_stream_that_is_not_there_is_404_and_one_too_old_is_410(
     system: System, request_id: str, status: int
 ) -> None:
-    with system.client() as client:
-        answer = client.get(f"{system.socket_end.url}/v1/streams/{request_id}")
-    assert answer.status_code == status
-    assert refusal(answer)["code"] == ("gone" if status == 410 else "not_found")
+    for at in every_kind(system):
+        for accept in ("*/*", "text/event-stream"):
+            answer = asked(system, at, request_id, headers={"accept": accept})
+            assert answer.status_code == status
+            assert refusal(answer)["code"] == ("gone" if status == 410 else "not_found")
 
 
 def test_an_event_id_that_is_no_number_is_400(system: System) -> None:
-    with system.client() as client:
-        url = f"{system.socket_end.url}/v1/streams/{new_request_id()}"
-        answer = client.get(url, params={"starting_after": "x"})
-    assert answer.status_code == 400
-    assert refusal(answer)["param"] == "starting_after"
+    for at in every_kind(system):
+        answer = asked(system, at, new_request_id(), params={"starting_after": "x"})
+        assert answer.status_code == 400
+        assert refusal(answer)["param"] == "starting_after"
 
 
 def test_a_running_request_is_cancelled_from_every_kind_of_node_and_again_the_same(

@@ -8,7 +8,7 @@ import pytest
 
 from headrace import topology
 from headrace.bus import Bus
-from headrace.ticket import TICKET_S, Ticket, Tickets
+from headrace.ticket import RETURNS_S, TICKET_S, Ticket, Tickets
 from schemas import subjects
 from schemas.errors import Forbidden, Gone
 from schemas.subjects import ReplySubject, new_request_id
@@ -71,6 +71,18 @@ def test_an_old_ticket_and_another_streamers_are_gone() -> None:
         desk().claim(ticket("req_1"), now_s=NOW_S + TICKET_S + 0.1)
     with pytest.raises(Gone, match="streamer of this ticket"):
         desk().claim(ticket("req_1", streamer="other"), now_s=NOW_S)
+
+
+def test_an_event_sources_ticket_is_good_again_and_everywhere_until_it_has_expired() -> None:
+    at, until_s = desk(), NOW_S + RETURNS_S
+    text = TICKETS.sign(
+        Ticket("another", "default", "req_1", until_s, until_s, True, attach="a", returns=True)
+    )
+    for now_s in (NOW_S, NOW_S + 1, until_s):
+        claim = at.claim(text, now_s=now_s)
+        assert (claim.ticket.request, claim.heard_seq) == ("req_1", -1)
+    with pytest.raises(Gone, match="expired"):
+        at.claim(text, now_s=until_s + 1)
 
 
 def test_no_ticket_with_one_letter_changed_is_ours() -> None:

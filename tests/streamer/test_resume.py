@@ -6,13 +6,14 @@ from starlette.responses import Response
 
 from headrace import topology
 from headrace.bus import Bus
+from headrace.resume import Resume
 from schemas import subjects
 from schemas.admit import Caller
 from schemas.errors import BrokerUnavailable, Draining, NotFound
 from schemas.subjects import new_request_id
 from streamer.mailbox import Mailbox
 from streamer.relay import Relay
-from streamer.resume import Resume
+from streamer.resume import RestHere
 from tests.broker import with_bus
 from tests.servers import NatsServer
 from tests.sse import events_of
@@ -30,7 +31,8 @@ async def _resume(bus: Bus, mailbox: Mailbox, *headers: tuple[bytes, bytes]) -> 
         "headers": headers,
         "path_params": {"request": new_request_id()},
     }
-    return await Resume(bus, mailbox, identify).handle(Request(scope))
+    answer: Relay | Response = await Resume(identify, RestHere(bus, mailbox)).handle(Request(scope))
+    return answer
 
 
 def test_an_event_source_is_refused_by_an_event_where_it_is_to_come_again(

@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import OpenAI
 
+from headrace.event_source import error_event
 from schemas.errors import InvalidRequest, refusal_of
 from schemas.reply import Broken, Complete, Event, Shown
 from schemas.wire import Piece, Shape, Usage
 from streamer.chunks import Chunks
-from streamer.sse import COMMENT, DONE, EventLines, error_event
+from streamer.sse import COMMENT, DONE, EventLines
 from tests.sse import Reader, events_of
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
