@@ -17,12 +17,18 @@ log = logging.getLogger(__name__)
 REDACTED: Final = "[redacted]"
 MARGIN_CHARACTERS: Final = 4096
 """How far behind the bound is looked for the end of what begins before it."""
+_DATE: Final = r"(?<!\d)(?:19|20)\d\d-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])(?!\d)"
+NUMBERS: Final = re.compile(rf"(?<!\d)(?=((?:(?!{_DATE})\d)(?:[ -]?(?!{_DATE})\d){{12,18}}(?!\d)))")
+"""The longest number of 13 to 19 digits from each place where one may begin: where other digits
+stand before a card's, what begins at those ends within the card. Matches are empty, so that they
+may overlap; the number is group 1. A date among the digits is no part of one."""
 DEFAULTS: Final = tuple(
     re.compile(source)
     for source in (
         # Possessive, and from where a word begins: no text takes more than linear time.
         r"(?<![\w.%+'-])[\w.%+'-]++@[\w-]++(?:\.[\w-]++)+",  # e-mail addresses
         r"(?<!\d)\d(?:[ -]?\d){12,18}(?!\d)",  # 13 to 19 digits, as cards have
+        NUMBERS,
         r"(?i:bearer)\s+[A-Za-z0-9._~+/=-]+",
         r"\b(?:sk|pk|rk|hr)-[A-Za-z0-9_-]{8,}",  # API keys; ours begin with hr-
         r"(?<![\w-])eyJ[\w-]++(?:\.[\w-]*+)++",  # JSON Web Tokens, encrypted or cut off too
@@ -75,7 +81,7 @@ def joined(texts: Iterable[str], characters_max: int) -> str:
 def redacted(text: str, patterns: Sequence[re.Pattern[str]], *, characters_max: int) -> str:
     """Return the first characters of a text, with what matches replaced; a match that begins among
     them is replaced whole."""
-    spans = sorted(found.span() for pattern in patterns for found in pattern.finditer(text))
+    spans = sorted(_span(found) for pattern in patterns for found in pattern.finditer(text))
     edges = [0]
     for begin, end in spans:
         if begin >= characters_max:
@@ -87,3 +93,7 @@ def redacted(text: str, patterns: Sequence[re.Pattern[str]], *, characters_max: 
     edges.append(max(characters_max, edges[-1]))
     shown = [text[a:b] for a, b in list(pairwise(edges))[::2]]
     return REDACTED.join(shown)
+
+
+def _span(found: re.Match[str]) -> tuple[int, int]:
+    return found.span(1 if found.re is NUMBERS else 0)

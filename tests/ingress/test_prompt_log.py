@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+from datetime import date, time
 from typing import Any
 
 import pytest
@@ -41,6 +42,50 @@ def test_secrets_are_replaced_whole(secret: str) -> None:
 
 @pytest.mark.parametrize("text", ["a@b", "in 2026, 12345 of 67890", "risk-free", "the task-list"])
 def test_what_is_no_secret_stays(text: str) -> None:
+    assert shown(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("PATIENT-123456 4111 1111 1111 1111", f"PATIENT-{MASK}"),
+        ("PATIENT-123456 4111-1111-1111-1111.", f"PATIENT-{MASK}."),
+        ("12 34 56 78 4111111111111111 12/29", f"12 34 56 {MASK}/29"),
+        ("2026-11-30 4111 1111 1111 1111", MASK),
+        ("4111 1111 1111 1111 2026-11-30", f"{MASK} 2026-11-30"),
+        ("2026-11-30 2026-12-01 2026-12-02", f"{MASK} 2026-12-02"),
+    ],
+)
+def test_a_cards_digits_go_whatever_digits_stand_around_them(text: str, expected: str) -> None:
+    assert shown(text) == expected
+
+
+AROUND = st.text("02468aZ -,:", max_size=30)
+SEPARATORS = st.sampled_from(["", " ", "-"])
+NUMBERS = st.lists(st.tuples(st.sampled_from("3579"), SEPARATORS), min_size=13, max_size=19)
+
+
+@given(AROUND, NUMBERS, AROUND)
+def test_no_digit_of_a_number_of_13_to_19_digits_stays(
+    before: str, number: list[tuple[str, str]], after: str
+) -> None:
+    digits = "".join(digit + separator for digit, separator in number).rstrip(" -")
+    for edge in " ", "-", "x":
+        found = shown(f"{before}{edge}{digits}{edge}{after}")
+        assert MASK in found
+        assert not set(found) & set("3579")
+
+
+@given(st.lists(st.lists(st.text("0123456789", min_size=1, max_size=4), min_size=1, max_size=3)))
+def test_numbers_of_up_to_12_digits_stay(numbers: list[list[str]]) -> None:
+    for separator in " ", "-", "":
+        text = ", ".join(separator.join(groups) for groups in numbers)
+        assert shown(text) == text
+
+
+@given(st.dates(), st.times(), st.integers(0, 99_999))
+def test_a_date_and_a_short_number_stay(day: date, at: time, count: int) -> None:
+    text = f"{count} on {day.isoformat()}, {at:%H:%M} of {day:%d-%m-%Y}"
     assert shown(text) == text
 
 
