@@ -83,6 +83,11 @@ class Directory:
             or self._ended_by_operator
         )
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether any key is known that was not revoked."""
+        return bool(self._keys)
+
     def find(self, digest: bytes) -> Known | None:
         """Return whose key has this SHA-256, None for one that is unknown, revoked or deleted."""
         # Looking a digest up does not tell by its timing how much of a key was right.

@@ -1,10 +1,8 @@
 """`headrace up`: a whole system on one machine. Rule: it starts the tiers and imports none."""
 
 import asyncio
-import json
 import logging
 import os
-import shlex
 import sys
 from collections.abc import Awaitable, Sequence
 from functools import partial
@@ -13,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from headrace import addresses, broker, lifecycle, registry, topology
+from headrace import addresses, banner, broker, lifecycle, registry, topology
 from headrace.addresses import Refused
 from headrace.broker import Broker, BrokerUnusable
 from headrace.bus import BrokerAway, BrokerRefused, Bus, BusSettings, connection
@@ -175,16 +173,16 @@ class _System:
                 group.create_task(_announce(bus, model), name="announce the model")
                 for front in fronts:
                     await supervisor.ready(front, deaths_max=FRONT_DEATHS_MAX)
-                self._say(model)
+                self._say(model, await banner.bearer(bus, wanted.config))
 
-    def _say(self, model: str) -> None:
+    def _say(self, model: str, bearer: str | None) -> None:
         wanted, endpoints = self._wanted, self._addresses.endpoints
         lines = [
             f"headrace serves {model}",
             *(f"endpoint: {endpoint}" for endpoint in endpoints),
             *(f"WebSocket: {url}" for url in self._addresses.websockets if wanted.split),
             f"NATS: {self._nats_url}",
-            curl(endpoints[0], model, with_key=wanted.has_keys, redirected=wanted.split),
+            banner.curl(endpoints[0], model, bearer=bearer, redirected=wanted.split),
         ]
         print(
             "\n".join([*lines, ""]), end="", flush=True
@@ -214,17 +212,6 @@ async def _announce(bus: Bus, model: str) -> None:
     if card is None:
         raise Refused(f"the card of {model} is not on the broker although it was published")
     await registry.keep_alive(bus, card)
-
-
-def curl(endpoint: str, model: str, *, with_key: bool, redirected: bool = False) -> str:
-    """Return a command, on one line, that asks the model something."""
-    follow = "-L " if redirected else ""
-    body = {"model": model, "stream": True, "messages": [{"role": "user", "content": "Hello!"}]}
-    key = '-H "Authorization: Bearer $HEADRACE_API_KEY" ' if with_key else ""
-    return (
-        f"curl -N {follow}{endpoint}/v1/chat/completions {key}-H 'Content-Type: application/json'"
-        f" -d {shlex.quote(json.dumps(body))}"
-    )
 
 
 def processes_json(record: RunRecord) -> str:
