@@ -33,27 +33,34 @@ import resource, sys
 from headrace.crowd import Bounds
 from headrace.files import held
 from headrace.lifecycle import log_to_stdout
-soft, hard, wanted = map(int, sys.argv[1:])
+soft, hard, wanted, chosen = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 log_to_stdout("test")
-print(held(Bounds(connections_max=wanted)).connections_max)
+print(held(Bounds(connections_max=wanted, chosen=bool(chosen))).connections_max)
 print(resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
 
 def held_by_a_process(*numbers: int) -> list[str]:
-    command = [sys.executable, "-c", PROGRAM, *map(str, numbers)]
+    command = [sys.executable, "-c", PROGRAM, *(str(int(each)) for each in numbers)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     return done.stdout.splitlines()
 
 
 def test_the_limit_is_raised_to_the_hard_one_without_a_word() -> None:
-    assert held_by_a_process(256, 2048, 1000) == ["1000", "(2048, 2048)"]
+    assert held_by_a_process(256, 2048, 1000, True) == ["1000", "(2048, 2048)"]
 
 
 def test_a_bound_that_the_hard_limit_cannot_hold_is_lowered_and_warned_of() -> None:
-    warning, count, limits = held_by_a_process(256, 2048, 20_000)
+    warning, count, limits = held_by_a_process(256, 2048, 20_000, True)
     assert (count, limits) == (str(2048 - SPARE), "(2048, 2048)")
     assert "WARNING" in warning
     for part in ("20000", "2048", "--connections-max", "ulimit -n"):
         assert part in warning
+
+
+def test_a_bound_that_nobody_chose_is_lowered_without_a_warning() -> None:
+    line, count, _ = held_by_a_process(256, 2048, 20_000, False)
+    assert count == str(2048 - SPARE)
+    assert "INFO" in line
+    assert "20000 connections cannot be held" in line
