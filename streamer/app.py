@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from starlette.applications import Starlette
-from starlette.routing import BaseRoute, Route
+from starlette.responses import Response
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.answers import EXCEPTION_HANDLERS, refused
 from headrace.bus import BrokerAway, BrokerRefused, Bus
-from headrace.cors import Cors
-from headrace.requests import cancel_route
+from headrace.cors import EXPOSED, Cors
+from headrace.requests import cancel_route, get_route
 from headrace.ticket import Ticket
 from schemas.errors import BrokerUnavailable, MethodNotAllowed, Refusal
 from streamer.admission import Admission
@@ -23,7 +24,11 @@ from streamer.relay import Relay
 from streamer.resume import Resume
 
 REPLIES_PATH: Final = "/v1/replies/"
-ANYONES: Final = {"access-control-allow-origin": "*"}
+PAGES: Final = Cors({"*"}, keyless=False)
+ANYONES: Final = {
+    "access-control-allow-origin": "*",
+    "access-control-expose-headers": EXPOSED,
+}
 """Any page may read what a ticket gives: whoever has it may, and a browser that followed a redirect
 to another origin does not say any more where it comes from."""
 
@@ -32,7 +37,7 @@ def client_routes(bus: Bus, mailbox: Mailbox, admission: Admission) -> list[Base
     """Return the routes of every streamer: resume and cancel."""
     resume = Resume(bus, mailbox, admission.identify)
     return [
-        Route("/v1/streams/{request}", resume.handle, methods=["GET"]),
+        get_route("/v1/streams/{request}", resume.handle),
         cancel_route(bus, admission.identify),
     ]
 
@@ -49,16 +54,22 @@ class Replies:
         self._desk = desk
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer: ASGIApp
-        if scope["method"] == "GET":
-            try:
-                answer = await self._relay(scope["path"].removeprefix(REPLIES_PATH))
-            except Refusal as refusal:
-                answer = refused(refusal, more_headers=ANYONES)
-        else:
-            what = MethodNotAllowed("A reply can be read by GET only.")
-            answer = refused(what, more_headers={"allow": "GET", **ANYONES})
+        try:
+            answer = await self._answer(scope)
+        except Refusal as refusal:
+            answer = refused(refusal, more_headers=ANYONES)
         await answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope) -> ASGIApp:
+        """Return what answers a request. Raises a Refusal."""
+        if scope["method"] == "GET":
+            return await self._relay(scope["path"].removeprefix(REPLIES_PATH))
+        if scope["method"] == "OPTIONS":  # a browser asks again where it was redirected to
+            headers = PAGES.preflight(scope["headers"])
+            if headers is not None:
+                return Response(status_code=204, headers=headers)
+        refusal = MethodNotAllowed("A reply can be read by GET only.")
+        return refused(refusal, more_headers={"allow": "GET", **ANYONES})
 
     async def _relay(self, text: str) -> Relay:
         """Return the reply that a ticket names. Raises a Refusal."""
