@@ -2,11 +2,17 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from headrace.crowd import Bounds
+from headrace.addresses import Addresses, Place
+from headrace.commands import Commands
+from headrace.connection_settings import ConnectionSettings
+from headrace.crowd import CONNECTIONS_MAX, Bounds
+from headrace.datadir import DataDir
 from headrace.files import SPARE, fitting
+from headrace.up_settings import UpSettings
 
 
 @pytest.mark.parametrize(
@@ -64,3 +70,19 @@ def test_a_bound_that_nobody_chose_is_lowered_without_a_warning() -> None:
     assert count == str(2048 - SPARE)
     assert "INFO" in line
     assert "20000 connections cannot be held" in line
+
+
+def test_a_bound_is_chosen_where_an_operator_names_it_even_as_it_is() -> None:
+    assert ConnectionSettings().bounds == Bounds(CONNECTIONS_MAX, 0, chosen=False)
+    named = ConnectionSettings(connections_max=CONNECTIONS_MAX)
+    assert named.bounds == Bounds(CONNECTIONS_MAX, 0, chosen=True)
+
+
+@pytest.mark.parametrize(("named", "told"), [(None, False), (CONNECTIONS_MAX, True)])
+def test_up_names_to_its_front_only_a_bound_that_it_was_given(
+    tmp_path: Path, named: int | None, told: bool
+) -> None:
+    place = Place(port=1, url="http://127.0.0.1:1")
+    commands = Commands(UpSettings(connections_max=named), DataDir(tmp_path), None, "nats://x")
+    [gateway] = commands.fronts(Addresses((place,)))
+    assert ("--connections-max" in gateway.argv(2)) is told
