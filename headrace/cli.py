@@ -14,13 +14,14 @@ from headrace import (
     topology,
     up,
 )
+from headrace.command_line import CommandLine
 from headrace.datadir import DataDir, NothingRuns
 from headrace.operate import OperatorSettings, operate, refuse
 from headrace.topology import Sizes
 from headrace.up_settings import UpSettings
 
-main = typer.Typer(**settings.PLAIN, no_args_is_help=True, help="Serve LLMs over a durable queue.")
-topology_commands = typer.Typer(**settings.PLAIN, help="Streams, buckets and consumers on NATS.")
+main = CommandLine(no_args_is_help=True, help="Serve LLMs over a durable queue.")
+topology_commands = CommandLine(help="Streams, buckets and consumers on NATS.")
 main.add_typer(topology_commands, name="topology", no_args_is_help=True)
 main.add_typer(tenant_commands.tenant_app, name="tenants", no_args_is_help=True)
 main.add_typer(tenant_commands.key_app, name="keys", no_args_is_help=True)
@@ -43,7 +44,8 @@ class ApplySettings(OperatorSettings):
 
 
 def _up(wanted: UpSettings) -> None:
-    """Start nats-server, a gateway (or ingress and streamers) and workers; keep them running."""
+    """Start a whole system here, and keep it running. That is nats-server, a gateway (or ingress
+    and streamers) and workers. Ctrl-C drains and stops them, a second one ends them at once."""
     raise typer.Exit(up.run(wanted))
 
 
@@ -69,7 +71,7 @@ def _ps(wanted: PsSettings) -> None:
 
 
 def _apply(wanted: ApplySettings) -> None:
-    """Make the streams and buckets what they should be; what is right stays untouched."""
+    """Make the streams and buckets what they should be. What is right stays untouched."""
     operate(_apply_to_broker(wanted))
 
 

@@ -64,9 +64,10 @@ class Commands:
 
     def _listen(self, place: Place) -> list[str]:
         wanted = self._wanted
+        chosen = wanted.connections_max
         return [
             *("--host", wanted.host, "--port", str(place.port)),
-            *("--connections-max", str(wanted.connections_max)),
+            *([] if chosen is None else ["--connections-max", str(chosen)]),
             *("--connections-per-address-max", str(wanted.connections_per_address_max)),
         ]
 

@@ -7,7 +7,13 @@ from headrace.crowd import CONNECTIONS_MAX, Bounds
 from headrace.option import option
 
 ConnectionsMax = Annotated[
-    int, option("connections-max", "Client connections that a process keeps open.", min=1)
+    int | None,
+    option(
+        "connections-max",
+        f"Client connections that a process keeps open; without it {CONNECTIONS_MAX}, or as many"
+        " as its limit of open files holds.",
+        min=1,
+    ),
 ]
 ConnectionsPerAddressMax = Annotated[
     int,
@@ -23,10 +29,14 @@ ConnectionsPerAddressMax = Annotated[
 class ConnectionSettings:
     """How many connections a front process keeps open."""
 
-    connections_max: ConnectionsMax = CONNECTIONS_MAX
+    connections_max: ConnectionsMax = None
     connections_per_address_max: ConnectionsPerAddressMax = 0
 
     @property
     def bounds(self) -> Bounds:
         """The same, for a turnstile."""
-        return Bounds(self.connections_max, self.connections_per_address_max)
+        return Bounds(
+            connections_max=self.connections_max or CONNECTIONS_MAX,
+            per_address_max=self.connections_per_address_max,
+            chosen=self.connections_max is not None,
+        )

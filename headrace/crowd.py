@@ -19,10 +19,14 @@ NETWORK_BITS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How many connections there may be: in all, and from one address (0: as many)."""
+    """How many connections there may be: in all, and from one address (0: as many).
+
+    `chosen` says that an operator named the first.
+    """
 
     connections_max: int = CONNECTIONS_MAX
     per_address_max: int = 0
+    chosen: bool = False
 
 
 class Crowd:

@@ -9,9 +9,10 @@ import typer
 
 from headrace import deadletters, settings
 from headrace.bus import Bus
+from headrace.command_line import CommandLine
 from headrace.deadletters import NotRequeued, Stored
 from headrace.deadline import DEADLINE_S, is_timeout
-from headrace.operate import OperatorSettings, operate, refuse
+from headrace.operate import OperatorSettings, counted, operate, refuse
 from headrace.topology import DEADLINE_S_MAX
 from schemas import subjects
 
@@ -118,7 +119,7 @@ def _printable(value: object) -> str:
 
 
 def show(wanted: ShowSettings) -> None:
-    """Show why a request was given up, and what it asked for; its prompt only if asked."""
+    """Show why a request was given up, and what it asked for. Its prompt only if asked."""
     found = operate(_find(wanted, wanted.request))
     if not found:
         _refuse_unknown(wanted.request)
@@ -141,13 +142,14 @@ async def _find(wanted: OperatorSettings, request: str) -> list[tuple[Stored, fl
 
 
 def drop(wanted: DropSettings) -> None:
-    """Forget a request that was given up, or all of a tenant or for a model."""
+    """Forget a request that was given up, or several. --all takes those of a tenant, for a
+    model, or all there are."""
     seqs = _chosen(wanted, "Drop")
     operate(_drop(wanted, seqs))
     if wanted.as_json:
         _print_json({"dropped": len(seqs)})
     else:
-        print(f"{_count(len(seqs))} dropped")
+        print(f"{counted(len(seqs), 'dead letter')} dropped")
 
 
 async def _drop(wanted: DropSettings, seqs: dict[int, str]) -> None:
@@ -156,7 +158,7 @@ async def _drop(wanted: DropSettings, seqs: dict[int, str]) -> None:
 
 
 def requeue(wanted: RequeueSettings) -> None:
-    """Run a request that was given up again, as a new one: its id is printed."""
+    """Run a request that was given up again, as a new one. Its id is printed."""
     chosen = _chosen(wanted, "Requeue")
     rows, failures = operate(_requeue(wanted, chosen))
     if wanted.as_json:
@@ -165,7 +167,7 @@ def requeue(wanted: RequeueSettings) -> None:
         for row in rows:
             print(f"{row['id']} runs again as {row['request']}")
         if wanted.all:
-            print(f"{_count(len(rows))} requeued")
+            print(f"{counted(len(rows), 'dead letter')} requeued")
     for failure in failures:
         print(f"headrace: {failure}", file=sys.stderr)
     if failures:
@@ -208,7 +210,7 @@ def _chosen(wanted: ChosenSettings, verb: str) -> dict[int, str]:
     if chosen and not wanted.yes:  # while no connection waits for the answer
         if not sys.stdin.isatty():
             refuse(f"{verb.lower()} --all asks first: without a terminal, say --yes")
-        if not typer.confirm(f"{verb} {_count(len(chosen))}?", err=True):
+        if not typer.confirm(f"{verb} {counted(len(chosen), 'dead letter')}?", err=True):
             refuse("nothing was done")
     return chosen
 
@@ -226,10 +228,6 @@ def _refuse_unknown(request: str) -> Any:
     refuse(f"{request} is no dead letter: requeued, dropped, over a week old, or it never was one")
 
 
-def _count(number: int) -> str:
-    return f"{number} dead letter{'' if number == 1 else 's'}"
-
-
 def _text(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
@@ -238,7 +236,7 @@ def _print_json(value: object) -> None:
     print(_text(value), flush=True)
 
 
-commands = typer.Typer(**settings.PLAIN, help="Requests that were given up.")
+commands = CommandLine(help="Requests that were given up.")
 commands.command("list")(settings.taking(ListSettings, list_))
 commands.command("show")(settings.taking(ShowSettings, show))
 commands.command("requeue")(settings.taking(RequeueSettings, requeue))

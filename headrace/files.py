@@ -1,5 +1,6 @@
 """How many files a process may open, a connection being one. Rule: a bound on connections that the
-limit of files does not hold is lowered and said, since an accept that fails answers nobody."""
+limit of files does not hold is lowered and said, as a warning where an operator chose it, since an
+accept that fails answers nobody."""
 
 import logging
 import resource
@@ -39,9 +40,11 @@ def held(bounds: Bounds) -> Bounds:
     files_max = raise_limit()
     found = fitting(bounds, files_max=files_max)
     if found != bounds:
-        log.warning(
+        # Of a bound that nobody named it is no fault that it is lower here.
+        log.log(
+            logging.WARNING if bounds.chosen else logging.INFO,
             "%d connections cannot be held: this process may open %d files, so %d are taken; raise"
-            " the limit (ulimit -n, LimitNOFILE) or lower --connections-max",
+            " the limit (ulimit -n, LimitNOFILE) or set a lower --connections-max",
             *(bounds.connections_max, files_max, found.connections_max),
         )
     return found

@@ -60,6 +60,16 @@ def refuse(reason: object, *, status: int = 1) -> NoReturn:
     raise typer.Exit(status)
 
 
+def warn(of: str) -> None:
+    """Say one line on stderr, and go on."""
+    print(f"headrace: {of}", file=sys.stderr)
+
+
+def counted(number: int, what: str) -> str:
+    """Return so many of a thing in words, such as `1 request` and `2 requests`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def operate(work: Coroutine[Any, Any, T]) -> T:
     """Run what talks to the broker; end the command, saying why, when it cannot."""
     try:

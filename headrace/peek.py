@@ -58,11 +58,15 @@ class Delivery(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What the log holds of a request's reply."""
+    """What the log holds of a request's reply.
+
+    `claims` counts how often it was taken up: by workers that ran it, by the one that gave it up
+    or wrote its end, by an operator who ended it.
+    """
 
     streamer: str
     tenant: str
-    attempts: int
+    claims: int
     tokens: int
     worker: str | None
     ended: Literal["finished", "failed"] | None
@@ -117,9 +121,9 @@ async def peek(bus: Bus, request: str) -> Peek | None:
         return None
     delivery = Delivery(0, True)
     if queued is not None:
-        attempts = 0 if progress is None else progress.attempts
+        claims = 0 if progress is None else progress.claims
         consumer = await _consumer(bus, queued.subject)
-        delivery = delivery_of(queued.seq, consumer, attempts=attempts)
+        delivery = delivery_of(queued.seq, consumer, claims=claims)
     at_s = (await survey.mark(bus)).at_s
     return Peek(request, at_s, queued, delivery, progress)
 
@@ -163,36 +167,39 @@ def queued_of(headers: Mapping[str, str], data: bytes) -> Queued:
     )
 
 
-def delivery_of(seq: int, consumer: Mapping[str, Any] | None, *, attempts: int) -> Delivery:
-    """Tell how often the message at `seq` was delivered, by its consumer's info and its attempts.
+def delivery_of(seq: int, consumer: Mapping[str, Any] | None, *, claims: int) -> Delivery:
+    """Tell how often the message at `seq` was delivered, by its consumer's info and its claims.
 
-    Each attempt in the log was a delivery. Without a consumer nobody was ever given it.
+    Each claim in the log was a delivery. Without a consumer nobody was ever given it.
     """
     if consumer is None or seq > consumer["delivered"]["stream_seq"]:
         return Delivery(0, True)
     redelivered, running = consumer["num_redelivered"], consumer["num_ack_pending"]
     if not redelivered:
         return Delivery(1, True)
-    return Delivery(max(attempts, 2 if redelivered >= running else 1), False)
+    return Delivery(max(claims, 2 if redelivered >= running else 1), False)
 
 
-def progress_of(subject: str, frames: Iterable[Frame]) -> Progress:
-    """Sum up a reply's frames."""
+def progress_of(subject: str, frames: Iterable[tuple[int, Frame]]) -> Progress:
+    """Sum up a reply's frames, each with its sequence in the log."""
     reply = ReplySubject.parse(subject)
-    attempts, tokens, worker = 0, 0, None
+    claims: set[int] = set()
+    tokens, worker = 0, None
     ended: Literal["finished", "failed"] | None = None
     code = None
-    for frame in frames:
+    for stored, frame in frames:
         match frame:
-            case Started(_, name):
-                attempts, worker = attempts + 1, name
+            case Started(attempt, name):
+                # The log numbers a claim; what its holder says again of it bears that number.
+                claims.add(attempt or stored)
+                worker = name
             case Tokens(_, seq, pieces):
                 tokens = max(tokens, seq + span(pieces))
             case Finished(_, seq, pieces):
                 tokens, ended = max(tokens, seq + span(pieces)), "finished"
             case Failed(_, seq, pieces, failed):
                 tokens, ended, code = max(tokens, seq + span(pieces)), "failed", failed
-    return Progress(reply.streamer, reply.tenant, attempts, tokens, worker, ended, code)
+    return Progress(reply.streamer, reply.tenant, len(claims), tokens, worker, ended, code)
 
 
 def lines(found: Peek, *, prompt: bool) -> list[str]:
@@ -210,10 +217,10 @@ def _shown(value: object) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def _frames(entries: Iterable[journal.Entry]) -> Iterable[Frame]:
+def _frames(entries: Iterable[journal.Entry]) -> Iterable[tuple[int, Frame]]:
     for entry in entries:
         try:
-            yield decode_frame(entry.data)
+            yield entry.seq, decode_frame(entry.data)
         except BadFrame:
             continue
 

@@ -16,7 +16,7 @@ from headrace.bus import Bus
 from headrace.dismiss import dismiss
 from headrace.in_ingress import Force, InIngress
 from headrace.inquire import count_waiting, find_waiting, withdraw_one, withdraw_waiting
-from headrace.operate import OperatorSettings, operate, refuse
+from headrace.operate import OperatorSettings, counted, operate, refuse
 from headrace.peek import Peek, find, lines
 from headrace.peek import peek as look_at
 from schemas import subjects
@@ -113,7 +113,8 @@ class Purged(NamedTuple):
     in_ingress: int
 
     def __str__(self) -> str:
-        in_queue = f"{self.queue.waiting} waiting and {self.queue.running} running requests"
+        running = counted(self.queue.running, "running request")
+        in_queue = f"{self.queue.waiting} waiting and {running}"
         return f"{in_queue}, and {_in_ingress(self.in_ingress, self.nodes)}"
 
 
@@ -227,8 +228,8 @@ async def _end_in_queue(bus: Bus, request: str) -> bool:
 
 
 def purge(wanted: PurgeSettings) -> None:
-    """End all requests of a tenant or for a model: those that wait, those that run, and those that
-    are not in the queue yet."""
+    """End all requests of a tenant or for a model. That is those that wait, those that run, and
+    those that are not in the queue yet."""
     found = operate(_count(wanted))
     ended, nodes, withdrawn = 0, found.nodes, 0
     if not wanted.dry_run:
@@ -242,7 +243,7 @@ def purge(wanted: PurgeSettings) -> None:
     elif wanted.dry_run:
         print(f"{found} would be purged")
     else:
-        print(f"{ended} requests purged, and {_in_ingress(withdrawn, nodes)}")
+        print(f"{counted(ended, 'request')} purged, and {_in_ingress(withdrawn, nodes)}")
 
 
 async def _count(wanted: PurgeSettings) -> Purged:
@@ -278,17 +279,13 @@ def _confirm(wanted: PurgeSettings, found: Purged) -> None:
 def _in_ingress(count: int, nodes: int) -> str:
     if not nodes:
         return "none in ingress, of which no node answered"
-    return f"{count} in ingress ({_nodes(nodes)} answered)"
+    return f"{count} in ingress ({counted(nodes, 'node')} answered)"
 
 
 def _nor_there(nodes: int) -> str:
     if not nodes:
         return "no ingress node answered whether it waits there"
-    return f"nor does it wait in ingress ({_nodes(nodes)} answered)"
-
-
-def _nodes(count: int) -> str:
-    return "1 node" if count == 1 else f"{count} nodes"
+    return f"nor does it wait in ingress ({counted(nodes, 'node')} answered)"
 
 
 def _is_plain(request: str) -> bool:

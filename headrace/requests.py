@@ -1,11 +1,13 @@
-"""`POST /v1/requests/{id}/cancel`: any node ends its caller's request, wherever it stands."""
+"""What requests of HTTP say of their caller, and `POST /v1/requests/{id}/cancel`: any node ends its
+caller's request, wherever it stands."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from headrace.answers import as_json
 from headrace.bus import BrokerAway, BrokerRefused, Bus
@@ -47,6 +49,14 @@ def request_id(request: Request) -> str:
     if not subjects.is_request_id(name):
         raise NotFound(f"The request '{name[:100]}' does not exist.")
     return name
+
+
+def get_route(path: str, handle: Callable[[Request], Awaitable[ASGIApp]]) -> Route:
+    """Return a route of GET alone. HEAD is refused: who asks for a head of a stream does not read
+    it, and would count as a reader whose leaving ends the request."""
+    route = Route(path, handle, methods=["GET"])
+    route.methods = {"GET"}
+    return route
 
 
 def cancel_route(bus: Bus, identify: Identify) -> Route:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from headrace import event_source
-from headrace.requests import Identify, request_id, tenant_of
+from headrace.requests import Identify, get_route, request_id, tenant_of
 from schemas.errors import InvalidRequest, Refusal
 
 EVENT_ID_DIGITS_MAX: Final = 9
@@ -55,7 +55,7 @@ class Resume:
 
 def stream_route(identify: Identify, rest: Rest) -> Route:
     """Return the route; `identify` names the tenant of headers."""
-    return Route("/v1/streams/{request}", Resume(identify, rest).handle, methods=["GET"])
+    return get_route("/v1/streams/{request}", Resume(identify, rest).handle)
 
 
 def last_seen(request: Request) -> int:

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 import typer
 
+from headrace.command_line import CommandLine
 from headrace.connection_settings import ConnectionSettings
 from headrace.content_settings import NO_CONTENT, Content, read_content
 from headrace.json_object import EMPTY, BadSetting, JsonObject
@@ -44,12 +45,6 @@ DATA_DIR: Final = Path(".headrace")
 GRACE_S: Final = 10.0
 ORPHAN_S: Final = 30.0
 DEFAULT_TENANT: Final = "default"
-PLAIN: Final[dict[str, Any]] = {
-    "add_completion": False,
-    "pretty_exceptions_enable": False,
-    "rich_markup_mode": None,
-}
-"""typer without boxes and colours: an error is a line that can be read in a log."""
 
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 
@@ -361,6 +356,6 @@ def taking(kind: type[S], run: Callable[[S], None]) -> Callable[..., None]:
 
 def command(kind: type[S], run: Callable[[S], None]) -> typer.Typer:
     """Return the command line of a node: `command(WorkerSettings, main)()` in `__main__`."""
-    app = typer.Typer(**PLAIN)
+    app = CommandLine()
     app.command()(taking(kind, run))
     return app

@@ -30,8 +30,9 @@ log = logging.getLogger(__name__)
 PROBE_TIMEOUT_S: Final = 1.0
 PROBE_EVERY_S: Final = 0.1
 PROBE_READY_EVERY_S: Final = 1.0
-KILL_MARGIN_S: Final = 1.0
-"""A child is given its own grace and this much more, so that it can end by itself."""
+KILL_MARGIN_S: Final = 4.0
+"""A child is given its own grace and this much more, so that it can end by itself: it closes its
+connections behind the grace, and clients that do not read make it wait for a second."""
 _PR_SET_PDEATHSIG: Final = 1
 
 

@@ -5,23 +5,24 @@ nobody has more of it than its SHA-256.
 """
 
 import asyncio
-import dataclasses
 import hashlib
 import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 import typer
 
 from headrace import settings, tenants
 from headrace.bus import Bus
+from headrace.command_line import CommandLine
 from headrace.dismiss import dismiss_key
 from headrace.inquire import withdraw_waiting
-from headrace.operate import OperatorSettings, operate, refuse
-from headrace.tenants import Name, Record
+from headrace.operate import OperatorSettings, counted, operate, refuse, warn
+from headrace.tenant_terms import NAME_RULE, SetSettings, TenantName, changed, said
+from headrace.tenants import Directory, Name, Record
 from schemas.tenant import Entry, Key, Policy, Tenant, Tier, policy_of
 from schemas.waiting import Selection
 
@@ -31,68 +32,15 @@ KEY_BYTES: Final = 32
 SPREAD_S: Final = 1.0
 """After so long no ingress admits a revoked key's requests any more."""
 
-tenant_app = typer.Typer(**settings.PLAIN, help="Tenants and what each may do.")
-key_app = typer.Typer(**settings.PLAIN, help="API keys.")
+tenant_app = CommandLine(help="Tenants and what each may do.")
+key_app = CommandLine(help="API keys.")
 
 Entries = Mapping[Name, Record]
-TenantName = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's name.")]
-
-
-def _limit(flag: str, help_: str) -> Any:
-    return typer.Option(f"--{flag}", help=help_)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListSettings(OperatorSettings):
     """What the lists take."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SetSettings(OperatorSettings):
-    """What `headrace tenants set` takes: the terms to change."""
-
-    tenant: TenantName
-    tier: Annotated[str | None, _limit("tier", "Whose terms hold where it has none.")] = None
-    requests_per_minute: Annotated[
-        int | None, _limit("requests-per-minute", "Requests a minute.")
-    ] = None
-    tokens_per_minute: Annotated[int | None, _limit("tokens-per-minute", "Tokens a minute.")] = None
-    burst: Annotated[int | None, _limit("burst", "Requests at once after a pause.")] = None
-    concurrent_requests: Annotated[
-        int | None, _limit("concurrent-requests", "Open requests, waiting ones too.")
-    ] = None
-    queued_requests: Annotated[int | None, _limit("queued-requests", "Waiting requests.")] = None
-    max_input_tokens: Annotated[int | None, _limit("max-input-tokens", "Tokens of a prompt.")] = (
-        None
-    )
-    max_output_tokens: Annotated[
-        int | None, _limit("max-output-tokens", "Tokens of an answer.")
-    ] = None
-    models: Annotated[
-        list[str] | None, typer.Option("--model", help="An allowed model; may be repeated.")
-    ] = None
-    weight: Annotated[int | None, _limit("weight", "Its share while others wait too.")] = None
-    priority_class: Annotated[
-        str | None, _limit("priority-class", "interactive, standard or batch.")
-    ] = None
-    deadline_s: Annotated[
-        float | None, _limit("deadline-s", "Deadline of requests that name none.")
-    ] = None
-    share_prefixes: Annotated[
-        bool | None,
-        typer.Option("--share-prefixes/--own-prefixes", help="Share KV blocks with others."),
-    ] = None
-    on_revoke: Annotated[
-        str | None, _limit("on-revoke", "What a revoked key's requests do: finish or end.")
-    ] = None
-    moderation: Annotated[
-        bool | None,
-        typer.Option("--moderation/--no-moderation", help="Whether the moderator looks at it."),
-    ] = None
-    clear: Annotated[
-        list[str] | None,
-        typer.Option("--clear", metavar="TERM", help="Take a term away; may be repeated."),
-    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,17 +85,11 @@ def list_tenants(wanted: ListSettings) -> None:
     if wanted.as_json:
         _print_json({"tenants": rows})
         return
-    for row in rows:
-        said = (
-            f"{name}={','.join(value) if isinstance(value, tuple) else value}"
-            for name, value in row.items()
-            if name != "name" and value not in (None, False)
-        )
-        print(row["name"], *said)
+    _print_table(("TENANT", "TERMS"), [(row["name"], said(row)) for row in rows])
 
 
 def set_tenant(wanted: SetSettings) -> None:
-    """Make a tenant, or change the terms that are named; the others stay."""
+    """Make a tenant, or change the terms that are named. The others stay."""
     tenant = operate(_set(wanted))
     if wanted.as_json:
         _print_json(msgspec.structs.asdict(tenant))
@@ -159,39 +101,22 @@ async def _set(wanted: SetSettings) -> Tenant:
     async with wanted.connected() as bus:
         entries = await tenants.read_bucket(bus)
         there = entries.get(("tenant", wanted.tenant))
-        tenant = _changed(wanted, there)
+        tenant = changed(wanted, there)
         if tenant.tier is not None and ("tier", tenant.tier) not in entries:
             refuse(f"there is no tier {tenant.tier!r}")
         seed = None if there is None else there.seed
         await tenants.put(bus, "tenant", tenant.name, Entry(value=tenant, seed=seed))
+    _warn_of_the_gate(entries)
     return tenant
 
 
-def _changed(wanted: SetSettings, there: Record | None) -> Tenant:
-    """Return the tenant as it shall be; ends the command for a term that cannot be so."""
-    terms: dict[str, Any] = {"name": wanted.tenant}
-    if there is not None and there.gone_s is None:
-        terms |= msgspec.structs.asdict(there.value)
-    for name in wanted.clear or ():
-        field = name.replace("-", "_")
-        if field not in Tenant.__struct_fields__ or field == "name":
-            refuse(f"{name!r} is no term", status=2)
-        terms[field] = None
-    own = {each.name for each in dataclasses.fields(wanted)} & set(Tenant.__struct_fields__)
-    terms |= {name: value for name in own if (value := getattr(wanted, name)) is not None}
-    try:
-        return msgspec.convert(terms, Tenant)
-    except msgspec.ValidationError as error:
-        refuse(str(error), status=2)
-
-
 def delete_tenant(wanted: DeleteSettings) -> None:
-    """Delete a tenant and revoke its keys; its requests end or finish as it says."""
+    """Delete a tenant and revoke its keys. Its requests end or finish as it says."""
     revoked = operate(_delete(wanted))
     if wanted.as_json:
         _print_json({"name": wanted.tenant, "keys_revoked": revoked})
     else:
-        print(f"{wanted.tenant} deleted, {revoked} keys revoked")
+        print(f"{wanted.tenant} deleted, {counted(revoked, 'key')} revoked")
 
 
 async def _delete(wanted: DeleteSettings) -> int:
@@ -217,7 +142,7 @@ async def _delete(wanted: DeleteSettings) -> int:
 
 
 def create_key(wanted: CreateKeySettings) -> None:
-    """Make a key and print it, this once: the last line is the key alone."""
+    """Make a key and print it, this once. The last line is the key alone."""
     secret = f"hr-{secrets.token_urlsafe(KEY_BYTES)}"
     digest = hashlib.sha256(secret.encode()).hexdigest()
     key = Key(tenant=wanted.tenant, sha256=digest, created_s=time.time())
@@ -232,14 +157,26 @@ def create_key(wanted: CreateKeySettings) -> None:
 async def _create(wanted: CreateKeySettings, key: Key) -> None:
     try:
         msgspec.convert(msgspec.to_builtins(key), Key)
-    except msgspec.ValidationError as error:
-        refuse(str(error), status=2)
+    except msgspec.ValidationError:
+        refuse(f"--tenant: {NAME_RULE}", status=2)
     async with wanted.connected() as bus:
         entries = await tenants.read_bucket(bus)
         there = entries.get(("tenant", key.tenant))
         if there is not None and there.gone_s is not None:
             refuse(f"tenant {key.tenant!r} was deleted: `headrace tenants set` makes it anew")
         await tenants.put(bus, "key", key.id, Entry(value=key))
+    _warn_of_the_gate(entries)
+    if there is None:
+        warn(f"tenant {key.tenant!r} has no terms of its own yet, so nothing limits it")
+
+
+def _warn_of_the_gate(entries: Entries) -> None:
+    """Say so where what was just written is the first that closes the gate."""
+    known = Directory()
+    for (kind, name), record in entries.items():
+        known.take(kind, name, record)
+    if not known.guarded:
+        warn("this is the first tenant or key: from now on every client must say who it is")
 
 
 def list_keys(wanted: ListKeysSettings) -> None:
@@ -250,9 +187,13 @@ def list_keys(wanted: ListKeysSettings) -> None:
         rows = [{"id": key.id, "tenant": key.tenant, "created_s": key.created_s} for key in keys]
         _print_json({"keys": rows})
         return
-    for key in keys:
-        made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(key.created_s))
-        print(key.id, key.tenant, made if key.created_s else "configured")
+    _print_table(("ID", "TENANT", "MADE"), [(key.id, key.tenant, _made(key)) for key in keys])
+
+
+def _made(key: Key) -> str:
+    if not key.created_s:
+        return "configured"
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(key.created_s))
 
 
 def revoke_key(wanted: RevokeSettings) -> None:
@@ -261,7 +202,7 @@ def revoke_key(wanted: RevokeSettings) -> None:
     if wanted.as_json:
         _print_json({"id": wanted.key, "requests_ended": ended})
     else:
-        print(f"{wanted.key} revoked" + (f", {ended} requests ended" if ended else ""))
+        print(f"{wanted.key} revoked" + (f", {counted(ended, 'request')} ended" if ended else ""))
 
 
 async def _revoke(wanted: RevokeSettings) -> int:
@@ -315,6 +256,15 @@ def _policy(entries: Entries, tenant: object) -> Policy:
 async def _entries(wanted: OperatorSettings) -> dict[Name, Record]:
     async with wanted.connected() as bus:
         return await tenants.read_bucket(bus)
+
+
+def _print_table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    lines = [heads, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
+    for line in lines:
+        print(
+            " ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+        )
 
 
 def _print_json(value: object) -> None:

@@ -67,7 +67,7 @@ def _check_engine(wanted: UpSettings) -> None:
     if wanted.engine is EngineKind.VLLM and wanted.workers and find_spec("vllm") is None:
         raise Refused(
             f"vLLM is not installed for {sys.executable}: `make run-vllm` does that for a CPU,"
-            " `pip install 'headrace[vllm]'` for a GPU"
+            " `pip install '.[vllm]'` in a checkout for a GPU"
         )
 
 

@@ -1,7 +1,8 @@
 """`POST /v1/responses/input_tokens`: how long a response's prompt is, without making it.
 
 Rule: it is rendered and tokenised as the response's own would be, so both numbers are the same, and
-what is refused there is refused here. It costs one request of the tenant's and no tokens.
+a body that is wrong there is wrong here. No moderator looks at it: nothing is made. It costs one
+request of the tenant's and no tokens.
 """
 
 import time
@@ -59,7 +60,8 @@ async def _count(ingress: Ingress, caller: Caller, body: bytes, name: str) -> Re
     )
     used: int | None = None  # nothing, where it is refused
     try:
-        tokens, _ = await ingress.costed(model, asked.ask, policy, body_bytes=len(body))
+        body_bytes = len(body) + asked.before_bytes
+        tokens, _ = await ingress.costed(model, asked.ask, policy, body_bytes=body_bytes)
         used = 0
     finally:
         reservations.settle(tenant, request=name, tokens=used)

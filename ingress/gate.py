@@ -91,7 +91,7 @@ class Entrance:
         keys, tenancy = self._config.keys.keys, self._config.tenancy
         self._unwritten = tenants.seeding(stored, keys, tenancy, now_s=time.time())
         if self._unwritten:
-            log.info("%d entries of the bucket tenants are made anew", len(self._unwritten))
+            log.info("entries of the bucket tenants to be written anew: %d", len(self._unwritten))
         if len(self._unwritten) <= AT_ONCE_MAX:
             await tenants.write(bus, self._unwritten)
             self._unwritten = ()

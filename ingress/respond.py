@@ -58,15 +58,17 @@ async def asked_of(
     *,
     tenant: str,
     request: str,
-    before: Sequence[Item] | None = None,
+    before: bytes | None = None,
 ) -> AskedResponse:
     """Return what a request asks for. Raises a Refusal.
 
-    `before` is the conversation that it goes on from, where this is not stored.
+    `before` is the conversation that it goes on from, in JSON, where this is not stored.
     """
     if before is None:
-        before = await _before(bus, ask, tenant)
-    items = [*before, *ask.items(request)]
+        gone_on_from, before_bytes = await _before(bus, ask, tenant)
+    else:
+        gone_on_from, before_bytes = msgspec.json.decode(before, type=list[Item]), len(before)
+    items = [*gone_on_from, *ask.items(request)]
     return AskedResponse(
         as_chat(ask, items),
         stream=bool(ask.stream),
@@ -74,13 +76,15 @@ async def asked_of(
         stored=ask.stored,
         background=bool(ask.background),
         items=items,
+        before_bytes=before_bytes,
     )
 
 
-async def _before(bus: Bus, ask: ResponseRequest, tenant: str) -> list[Item]:
-    """Return the conversation that a request goes on from. Raises a Refusal."""
+async def _before(bus: Bus, ask: ResponseRequest, tenant: str) -> tuple[list[Item], int]:
+    """Return the stored conversation that a request goes on from, and its size in bytes. Raises a
+    Refusal."""
     if ask.previous_response_id is None:
-        return []
+        return [], 0
     name = ask.previous_response_id
     request = request_of(name)
     found = None
@@ -96,7 +100,9 @@ async def _before(bus: Bus, ask: ResponseRequest, tenant: str) -> list[Item]:
         status = found.events.status
         what = f"Response '{name}' is {status.replace('_', ' ')}, so it cannot be gone on from."
         raise InvalidRequest(what, param=PREVIOUS)
-    return [*found.items, *found.events.output()]
+    output = found.events.output()
+    size = len(found.record.items) + len(msgspec.json.encode(output))
+    return [*found.items, *output], size
 
 
 async def _ended(bus: Bus, tenant: str, request: str) -> Stored | None:
@@ -133,21 +139,20 @@ async def admit_response(
 ) -> AdmittedResponse:
     """Put a response that came over a socket into the queue. Raises a Refusal.
 
-    `before` as in `asked_of`, but JSON.
+    `before` as in `asked_of`.
     """
     tenant, request = origin.caller.tenant, origin.request
     ask = parse_response(body, streamed=True)
-    said = None if before is None else msgspec.json.decode(before, type=list[Item])
     frames: tuple[bytes, ...] = ()
     try:
-        asked = await asked_of(ingress.bus, ask, tenant=tenant, request=request, before=said)
+        asked = await asked_of(ingress.bus, ask, tenant=tenant, request=request, before=before)
         if ask.generate is False:
             shape, frames = await _prepare(ingress, origin, asked)
         else:
             admitted = await ingress.admit(
                 replace(origin, keep_answer=asked.stored),
                 asked.ask,
-                body_bytes=len(body),
+                body_bytes=len(body) + asked.before_bytes,
                 response=asked.response,
             )
             shape = admitted.envelope.shape

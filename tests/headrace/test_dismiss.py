@@ -171,6 +171,12 @@ def test_without_a_terminal_a_purge_needs_yes(url: str) -> None:
     assert waiting(url) == 1
 
 
+@pytest.mark.parametrize(("count", "told"), [(1, "1 request purged,"), (2, "2 requests purged,")])
+def test_a_purge_counts_in_words(url: str, count: int, told: str) -> None:
+    stored(url, [place() for _ in range(count)])
+    assert headrace(url, "purge", "--tenant", "t", "--yes").stdout.startswith(told)
+
+
 @pytest.mark.parametrize(("answer", "status", "left"), [(b"y\n", 0, 0), (b"n\n", 1, 1)])
 def test_on_a_terminal_a_purge_asks(url: str, answer: bytes, status: int, left: int) -> None:
     stored(url, [place()])

@@ -15,7 +15,7 @@ USAGE = Usage(1, 2, 0)
 
 
 @pytest.mark.parametrize(
-    ("frames", "attempts", "tokens", "ended", "code"),
+    ("frames", "claims", "tokens", "ended", "code"),
     [
         ([], 0, 0, None, None),
         ([STARTED], 1, 0, None, None),
@@ -25,17 +25,22 @@ USAGE = Usage(1, 2, 0)
         ([STARTED, Failed(1, 0, (), "worker_lost", "", USAGE)], 1, 0, "failed", "worker_lost"),
     ],
 )
-def test_frames_add_up_to_attempts_tokens_and_an_end(
-    frames: list[Frame], attempts: int, tokens: int, ended: str | None, code: str | None
+def test_frames_add_up_to_claims_tokens_and_an_end(
+    frames: list[Frame], claims: int, tokens: int, ended: str | None, code: str | None
 ) -> None:
-    found = progress_of(REPLY, frames)
+    found = progress_of(REPLY, enumerate(frames, start=1))
     assert (found.streamer, found.tenant) == ("s one", "t")
-    assert (found.attempts, found.tokens, found.ended, found.code) == (
-        attempts,
+    assert (found.claims, found.tokens, found.ended, found.code) == (
+        claims,
         tokens,
         ended,
         code,
     )
+
+
+def test_what_a_worker_says_again_of_its_claim_is_no_further_claim() -> None:
+    again = STARTED._replace(attempt=1)
+    assert progress_of(REPLY, enumerate([STARTED, again, again], start=1)).claims == 1
 
 
 def consumer(*, delivered: int, pending: int = 0, redelivered: int = 0) -> dict[str, object]:
@@ -47,7 +52,7 @@ def consumer(*, delivered: int, pending: int = 0, redelivered: int = 0) -> dict[
 
 
 @pytest.mark.parametrize(
-    ("info", "attempts", "delivery"),
+    ("info", "claims", "delivery"),
     [
         (None, 0, Delivery(0, True)),
         (consumer(delivered=4), 0, Delivery(0, True)),
@@ -58,9 +63,9 @@ def consumer(*, delivered: int, pending: int = 0, redelivered: int = 0) -> dict[
     ],
 )
 def test_deliveries_are_told_as_far_as_the_broker_knows(
-    info: dict[str, object] | None, attempts: int, delivery: Delivery
+    info: dict[str, object] | None, claims: int, delivery: Delivery
 ) -> None:
-    assert delivery_of(5, info, attempts=attempts) == delivery
+    assert delivery_of(5, info, claims=claims) == delivery
 
 
 def test_a_waiting_request_is_found_whoevers_it_is(url: str) -> None:

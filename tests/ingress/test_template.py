@@ -72,3 +72,17 @@ def test_what_training_marks_is_rendered() -> None:
 def test_what_is_no_template_says_so() -> None:
     with pytest.raises(jinja2.TemplateSyntaxError):
         ChatTemplate("{% for %}")
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        ("tojson", '{"b": "é", "a": 1}'),
+        ("tojson(ensure_ascii=True)", '{"b": "\\u00e9", "a": 1}'),
+        ("tojson(separators=(',', ':'), sort_keys=True)", '{"a":1,"b":"é"}'),
+        ("tojson(indent=1)", '{\n "b": "é",\n "a": 1\n}'),
+        ("tojson(False, 1)", '{\n "b": "é",\n "a": 1\n}'),
+    ],
+)
+def test_json_is_written_as_a_template_asks(call: str, text: str) -> None:
+    assert ChatTemplate("{{ it | " + call + " }}").render({"it": {"b": "é", "a": 1}}) == text

@@ -41,6 +41,7 @@ GATEWAY_ONLY = {
     "test_a_gateway_past_its_grace_ends_streams_with_an_error_that_says_so": (
         "streams end at a streamer: test_redirects stops one past its grace"
     ),
+    "test_a_client_that_does_not_read_keeps_no_gateway_past_its_kill": SAME_CODE,
     "test_what_comes_after_a_request_does_not_stand_in_its_answer": (
         "the answer of an ingress is a whole redirect"
     ),

@@ -92,7 +92,8 @@ class House:
         return result.stdout.splitlines()[-1]
 
     def key_id(self, tenant: str) -> str:
-        [line] = headrace(self.nats_url, "keys", "list", "--tenant", tenant).stdout.splitlines()
+        listed = headrace(self.nats_url, "keys", "list", "--tenant", tenant).stdout
+        _, line = listed.splitlines()
         return line.split()[0]
 
 

@@ -190,3 +190,13 @@ def test_after_200_requests_that_end_in_every_way_all_gauges_are_0(system: Syste
 
     assert asyncio.run(all_of_them()) == kinds
     system.wait_at_rest(within_s=system.leaves_within_s)
+
+
+def test_who_asks_for_a_head_alone_is_no_reader(system: System) -> None:
+    """HEAD would count as one, whose leaving ends the request."""
+    body = chat(sim=hook(*"abc", ttft_ms=0, itl_ms=60_000))
+    with reading(system, body, events=1) as request:
+        with httpx.Client(base_url=system.socket_end.url, timeout=30) as client:
+            answer = client.head(f"/v1/streams/{request}")
+        assert answer.status_code == 405
+        assert answer.headers["allow"] == "GET"

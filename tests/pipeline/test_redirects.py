@@ -311,3 +311,24 @@ def test_a_handshake_at_an_ingress_names_the_url_at_which_a_streamer_serves_it(
         socket.send(json.dumps({"id": "a", "body": chat(sim=hook("here"))}))
         assert '"here"' in str(socket.recv(timeout=20))
     assert "without completing handshake" not in door.process.said()
+
+
+def test_a_browser_that_follows_a_redirect_may_ask_again_there(system: System) -> None:
+    url = f"{system.streamers[0].url}/v1/replies/any"
+    foreign = {
+        "origin": "null",
+        "access-control-request-method": "GET",
+        "access-control-request-headers": "idempotency-key",
+    }
+    with httpx.Client(timeout=30) as client:
+        asked = client.options(url, headers=foreign)
+        other = client.options(url, headers={"origin": "null"})
+        answer = client.get(url, headers={"origin": "null"})
+    assert asked.status_code == 204
+    assert asked.headers["access-control-allow-origin"] == "null"
+    assert asked.headers["access-control-allow-headers"] == "idempotency-key"
+    assert other.status_code == 405
+    assert answer.status_code == 403
+    for refused in (other, answer):
+        assert refused.headers["access-control-allow-origin"] == "*"
+        assert "x-request-id" in refused.headers["access-control-expose-headers"]

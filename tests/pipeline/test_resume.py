@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Callable
 
 import httpx
 import pytest
@@ -108,17 +109,18 @@ def test_an_event_source_of_a_response_is_answered_with_204_after_its_last_event
 
 
 @pytest.mark.parametrize(
-    ("request_id", "status"),
+    ("made", "status"),
     [
-        ("nonsense", 404),
-        (new_request_id(), 404),
-        (new_request_id(now_s=time.time() - 3600), 410),
+        (lambda: "nonsense", 404),
+        (new_request_id, 404),
+        (lambda: new_request_id(now_s=time.time() - 3600), 410),
     ],
     ids=["nonsense", "new", "old"],
 )
 def test_a_stream_that_is_not_there_is_404_and_one_too_old_is_410(
-    system: System, request_id: str, status: int
+    system: System, made: Callable[[], str], status: int
 ) -> None:
+    request_id = made()
     for at in every_kind(system):
         for accept in ("*/*", "text/event-stream"):
             answer = asked(system, at, request_id, headers={"accept": accept})

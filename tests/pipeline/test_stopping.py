@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from headrace.supervise import KILL_MARGIN_S
 from tests.pipeline.asking import CHAT, Streamed, chat, collect, hook, refusal, stream
 from tests.pipeline.conftest import System, models_at, worker
 from tests.pipeline.resuming import Resuming
@@ -201,3 +204,30 @@ def test_100_streams_of_a_stopping_gateway_end_within_its_grace_or_go_on_at_anot
         process.stop()
     assert "Traceback" not in process.said()
     system.wait_at_rest()
+
+
+def test_a_client_that_does_not_read_keeps_no_gateway_past_its_kill(
+    system: System, tmp_path: Path
+) -> None:
+    port = free_port()
+    grace = ("--grace-s", "0.5")
+    process = node(
+        "gateway", *("--nats-url", system.nats_url, "--port", str(port), *grace), log=tmp_path / "g"
+    )
+    content = json.dumps(chat(stream=True, max_tokens=30_000, ignore_eos=True)).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
+    try:
+        wait_ready(process, f"http://127.0.0.1:{port}")
+        wait_for(lambda: models_at(f"http://127.0.0.1:{port}"), within_s=15, what="models")
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", port))
+            client.sendall(head.encode() + content)
+            assert client.recv(12) == b"HTTP/1.1 200"
+            process.terminate()
+            wait_for(lambda: not process.alive, within_s=0.5 + KILL_MARGIN_S, what="its end")
+        assert process.stop() == 0
+    finally:
+        process.stop()
+    assert "Traceback" not in process.said()
+    system.wait_at_rest(within_s=6)
