@@ -222,7 +222,8 @@ class _Client:
         self.raw += message.get("body", b"")
 
     async def ask(self, replies: Replies, text: str, method: str = "GET") -> None:
-        scope = {"type": "http", "method": method, "path": f"/v1/replies/{text}"}
+        path = f"/v1/replies/{text}"
+        scope = {"type": "http", "method": method, "path": path, "headers": []}
         async with asyncio.timeout(13):
             await replies(scope, self.receive, self.send)
 
