@@ -119,8 +119,8 @@ class Metered:
         return int(left["limit-tokens"]) - int(left["remaining-tokens"])
 
     def waiting(self) -> int:
-        """Return how many requests wait in ingress."""
-        return sum(map(self.waiting_at, self.doors))
+        """Return how many requests wait in ingress, at doors that have not been told to stop."""
+        return sum(self.waiting_at(door) for door in self.doors if not door.process.told)
 
     def waiting_at(self, door: Node) -> int:
         """Return how many requests wait in one."""
