@@ -1,6 +1,8 @@
 """`headrace backlog`, `peek`, `cancel` and `purge`: the queue seen and tended by operators."""
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -120,8 +122,10 @@ class Purged(NamedTuple):
 
 def backlog(wanted: BacklogSettings) -> None:
     """Show how many requests wait and run, and whose they are."""
-    with suppress(KeyboardInterrupt):  # the way out of --watch
-        operate(_backlog(wanted))
+    if wanted.watch:
+        # The way out. Nothing was changed that would have to be put right, or waited for.
+        signal.signal(signal.SIGINT, lambda *_: os._exit(0))
+    operate(_backlog(wanted))
 
 
 async def _backlog(wanted: BacklogSettings) -> None:
