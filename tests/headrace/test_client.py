@@ -5,6 +5,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from headrace.bus import Bus, BusSettings, connection
 from headrace.client import login
 from tests.broker import with_bus
@@ -24,6 +26,7 @@ async def _make_stream(bus: Bus) -> None:
     await bus.api("STREAM.CREATE.kept", {"name": "kept", "subjects": ["kept"], "storage": "file"})
 
 
+@pytest.mark.slow
 def test_a_connection_with_bytes_unsent_moves_from_a_frozen_server_to_another(
     own_nats: NatsServer, tmp_path: Path
 ) -> None:

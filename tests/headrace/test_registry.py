@@ -168,6 +168,7 @@ def test_an_entry_that_cannot_be_read_is_passed_over(nats_url: str) -> None:
     with_bus(nats_url, test)
 
 
+@pytest.mark.slow
 def test_an_entry_expires_in_the_bucket_and_a_marker_is_no_entry(nats_url: str) -> None:
     async def test(bus: Bus) -> None:
         ttl = 4 * topology.NANOSECONDS

@@ -111,6 +111,7 @@ def test_an_empty_queue_is_shown_as_such(url: str) -> None:
     assert shown[1].split() == ["total", "0", "0", "0", "0.0", "s"]
 
 
+@pytest.mark.slow
 def test_watching_prints_the_backlog_each_second_with_rates(url: str) -> None:
     with subprocess.Popen(
         command("backlog", "--watch", "--json", "--nats-url", url),

@@ -332,6 +332,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(
     assert not (tmp_path / ".headrace" / "nats.json").exists()
 
 
+@pytest.mark.slow
 def test_a_key_that_stands_in_the_bucket_alone_is_asked_for_in_the_curl_line(
     tmp_path: Path, environ: dict[str, str]
 ) -> None:
@@ -349,6 +350,7 @@ def test_a_key_that_stands_in_the_bucket_alone_is_asked_for_in_the_curl_line(
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_away_is_status_2(tmp_path: Path, environ: dict[str, str]) -> None:
     url = f"nats://127.0.0.1:{claim_port('127.0.0.1', 0)}"
     found = run(environ, tmp_path, "topology", "apply", "--nats-url", url)

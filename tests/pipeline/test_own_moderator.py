@@ -34,6 +34,7 @@ def test_it_decides_what_is_asked_and_said(house: Small) -> None:
     assert whole["choices"][0]["message"]["content"] == "what is fine"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["breaking", "hanging"])
 def test_where_it_fails_nothing_passes_and_nothing_is_repeated(house: Small, word: str) -> None:
     said: dict[str, Any] = chat(sim=hook("so ", word, " news", *["!"] * 30))

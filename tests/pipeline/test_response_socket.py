@@ -151,6 +151,7 @@ def test_events_are_those_of_a_post_with_the_stream_s_name(system: System) -> No
     on_socket(system, test)
 
 
+@pytest.mark.slow
 def test_one_stream_runs_in_order_and_another_beside_it(system: System) -> None:
     async def test(talk: Talk) -> None:
         slow = hooked("a", "b", "c", itl_ms=2500, ttft_ms=0)

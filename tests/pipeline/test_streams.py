@@ -129,6 +129,7 @@ def test_what_the_engine_refuses_is_one_error_event_without_done(system: System)
     assert b"[DONE]" not in parts.raw
 
 
+@pytest.mark.slow
 def test_headers_come_before_the_first_token(system: System) -> None:
     body = chat(stream=True, sim=hook("late", ttft_ms=6000))
     with system.client() as client, client.stream("POST", CHAT, json=body) as answer:

@@ -191,6 +191,7 @@ def test_a_reader_that_is_on_its_way_to_its_streamer_counts(url: str) -> None:
     play(url, test)
 
 
+@pytest.mark.slow
 def test_a_client_that_may_come_back_is_waited_for_and_found_when_it_has(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

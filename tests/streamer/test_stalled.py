@@ -211,6 +211,7 @@ def test_who_reads_again_is_told_and_resumes_without_a_hole(play: Play) -> None:
     play(test, cut_s=10 * READS_S)
 
 
+@pytest.mark.slow
 def test_who_reads_slowly_but_reads_gets_everything(play: Play) -> None:
     async def test(place: Place) -> None:
         body = b""
@@ -237,6 +238,7 @@ def test_a_whole_answer_that_nobody_reads_is_cut_too(play: Play) -> None:
     play(test)
 
 
+@pytest.mark.slow
 def test_a_connection_that_is_read_is_kept_for_the_next_request(play: Play) -> None:
     async def test(place: Place) -> None:
         place.mailbox.close(place.reply)

@@ -159,6 +159,7 @@ def test_what_a_dead_streamer_left_is_cancelled_but_not_what_may_run_on_alone(ur
     play(url, test)
 
 
+@pytest.mark.slow
 def test_what_a_streamer_reads_goes_on_and_what_it_does_not_is_cancelled(url: str) -> None:
     async def test(scene: Scene) -> None:
         mailbox = Mailbox(scene.bus, "alive")
@@ -174,6 +175,7 @@ def test_what_a_streamer_reads_goes_on_and_what_it_does_not_is_cancelled(url: st
     play(url, test)
 
 
+@pytest.mark.slow
 def test_a_reader_at_another_streamer_keeps_a_dead_ones_request_until_it_leaves(url: str) -> None:
     async def test(scene: Scene) -> None:
         other = Mailbox(scene.bus, "other")
