@@ -29,8 +29,10 @@ NEIGHBOURS = 8
 def _ports() -> Iterator[int]:
     """Yield this process's own part of the ports, from anywhere on and over again: each is given
     to one server, and no other process of the same run can ask for it."""
-    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    size = len(PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    size = len(PORTS) // count
+    # One that stands in for a crashed process has a number beyond the count.
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % count
     own = PORTS[number * size : (number + 1) * size : NEIGHBOURS]
     begin = secrets.randbelow(len(own))
     return itertools.cycle((*own[begin:], *own[:begin]))

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.pipeline.asking import CHAT, chat, hook
-from tests.pipeline.conftest import System, worker
+from tests.pipeline.conftest import Node, System, worker
 from tests.servers import wait_ready
 from tests.waiting import wait_for
 
@@ -38,6 +38,31 @@ async def _stream(client: httpx.AsyncClient, number: int, begun: asyncio.Semapho
     return seen
 
 
+async def _over_a_death(
+    system: System, victim: Node, number: signal.Signals
+) -> list[list[str]] | None:
+    """Run streams over a worker's death; None where it was given none of them."""
+
+    def holds_some() -> bool:
+        return victim.gauges()["headrace_worker_requests_inflight"] > 0
+
+    begun = asyncio.Semaphore(0)
+    async with system.async_client() as client:
+        tasks = [asyncio.create_task(_stream(client, n, begun)) for n in range(STREAMS)]
+        for _ in range(STREAMS):
+            await begun.acquire()
+        try:
+            # A gauge is right within 0.3 s; five tokens come in a third of that.
+            await asyncio.to_thread(wait_for, holds_some, within_s=1, what="something to lose")
+        except TimeoutError:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            return None
+        os.kill(victim.process.pid, number)
+        return await asyncio.gather(*tasks)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_every_token_of_a_dead_or_frozen_workers_requests_comes_once_in_order(
     system: System, tmp_path: Path, number: signal.Signals
@@ -47,27 +72,19 @@ def test_every_token_of_a_dead_or_frozen_workers_requests_comes_once_in_order(
 
     def has_its_share() -> bool:
         """Ask for short answers until the others have left the newcomer its partitions."""
-        before = victim.metrics()["headrace_worker_requests_finished_total"]
         with system.client() as client:
             for n in range(STREAMS):
                 assert client.post(CHAT, json=chat(f"river {n}", max_tokens=1)).status_code == 200
-        return victim.metrics()["headrace_worker_requests_finished_total"] - before > 2
+        return victim.metrics()["headrace_worker_requests_finished_total"] > 2
 
     wait_for(has_its_share, within_s=30, what="the newcomer's share of the requests")
 
-    def holds_some() -> bool:
-        return victim.gauges()["headrace_worker_requests_inflight"] > 0
-
-    async def run() -> list[list[str]]:
-        begun = asyncio.Semaphore(0)
-        async with system.async_client() as client:
-            tasks = [asyncio.create_task(_stream(client, n, begun)) for n in range(STREAMS)]
-            for _ in range(STREAMS):
-                await begun.acquire()
-            # A gauge is right within 0.3 s; five tokens come in a third of that.
-            await asyncio.to_thread(wait_for, holds_some, within_s=5, what="something to lose")
-            os.kill(victim.process.pid, number)
-            return await asyncio.gather(*tasks)
+    async def run() -> list[list[str]] | None:
+        for _ in range(5):
+            outcomes = await _over_a_death(system, victim, number)
+            if outcomes is not None:
+                return outcomes
+        return None
 
     try:
         outcomes = asyncio.run(run())
