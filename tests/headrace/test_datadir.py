@@ -91,6 +91,7 @@ def test_a_run_file_of_a_dead_up_is_nothing(tmp_path: Path) -> None:
         data_dir.running()
 
 
+@pytest.mark.slow
 def test_leftovers_are_ended_even_when_they_ignore_sigterm(tmp_path: Path) -> None:
     with child(STUBBORN) as process:
         data_dir = DataDir(tmp_path)

@@ -124,6 +124,7 @@ def test_a_body_that_is_not_whole_in_time_is_408_and_the_end(
     uvloop.run(scenario())
 
 
+@pytest.mark.slow
 def test_an_answer_may_take_longer_than_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HEAD_S", 1.0)
     monkeypatch.setattr(connection, "BODY_S", 1.0)

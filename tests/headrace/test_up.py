@@ -74,6 +74,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
     return clean | {"PYTHONPATH": f"{tmp_path / 'stand-ins'}:{ROOT}"}
 
 
+@pytest.mark.slow
 def test_up_serves_says_so_is_listed_and_stops_without_trace(
     tmp_path: Path, environ: dict[str, str]
 ) -> None:
@@ -222,6 +223,7 @@ def test_more_doors_without_split_are_refused_before_anything_starts(
     assert not (tmp_path / ".headrace").exists()
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_all_at_once(tmp_path: Path, environ: dict[str, str]) -> None:
     package = tmp_path / "stand-ins" / "gateway" / "__main__.py"
     package.write_text(

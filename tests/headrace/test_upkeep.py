@@ -54,6 +54,7 @@ def test_a_stream_is_made_again_with_an_operators_own_sizes_and_its_owner_is_tol
     with_bus(own_nats.url, test)
 
 
+@pytest.mark.slow
 def test_attempts_go_on_rising_in_a_log_that_was_made_again(own_nats: NatsServer) -> None:
     async def test(bus: Bus) -> None:
         await topology.apply(bus)

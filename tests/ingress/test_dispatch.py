@@ -88,6 +88,7 @@ def test_a_request_carries_its_message_id_and_time_to_live(queue: str) -> None:
     with_bus(queue, test)
 
 
+@pytest.mark.slow
 def test_a_request_expires_with_its_deadline(queue: str) -> None:
     async def test(bus: Bus) -> None:
         await dispatch(bus, *request(deadline_s=time.time() + 2))

@@ -96,6 +96,7 @@ async def nodes(bus: Bus, *, count: int = 2) -> AsyncIterator[tuple[str, list[No
     await bus.purge(subjects.REQUESTS, subjects.requests_of(model=model))
 
 
+@pytest.mark.slow
 def test_each_node_counts_what_waits_with_it(nats_url: str) -> None:
     async def run(bus: Bus) -> None:
         async with nodes(bus) as (model, (one, other)):
@@ -150,6 +151,7 @@ def test_a_withdrawn_request_ends_and_is_cancelled_when_asked_again(nats_url: st
     with_bus(nats_url, run)
 
 
+@pytest.mark.slow
 def test_nobody_withdraws_another_tenants_request(nats_url: str) -> None:
     async def run(bus: Bus) -> None:
         async with nodes(bus, count=1) as (_, (one,)):
@@ -164,6 +166,7 @@ def test_nobody_withdraws_another_tenants_request(nats_url: str) -> None:
     with_bus(nats_url, run)
 
 
+@pytest.mark.slow
 def test_all_of_a_tenant_or_of_its_key_are_withdrawn_and_the_others_stay(
     nats_url: str,
 ) -> None:
@@ -184,6 +187,7 @@ def test_all_of_a_tenant_or_of_its_key_are_withdrawn_and_the_others_stay(
     with_bus(nats_url, run)
 
 
+@pytest.mark.slow
 def test_a_word_that_names_nothing_withdraws_nothing_and_one_that_is_none_is_dropped(
     nats_url: str,
 ) -> None:
@@ -213,6 +217,7 @@ def test_who_is_withdrawn_is_told_so_though_nobody_waits_for_the_answer(nats_url
     with_bus(nats_url, run)
 
 
+@pytest.mark.slow
 def test_only_so_many_withdrawn_requests_are_remembered(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

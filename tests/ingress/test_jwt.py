@@ -211,6 +211,7 @@ def test_a_token_remembered_is_refused_once_its_key_is_taken_away() -> None:
         tokens.verify(token, now_s=NOW_S)
 
 
+@pytest.mark.slow
 def test_no_more_tokens_are_remembered_than_there_may_be() -> None:
     settings = JwtSettings(key=SECRET)
     tokens = Verifier(settings, static_keys(settings))

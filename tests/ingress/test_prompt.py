@@ -216,5 +216,6 @@ def _longest_gap() -> float:
     return max(gaps_s) / took_s
 
 
+@pytest.mark.slow
 def test_other_threads_run_while_a_long_text_is_tokenised() -> None:
     assert min(_longest_gap() for _ in range(4)) < 1 / 2  # the machine may stand still, too

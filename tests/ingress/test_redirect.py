@@ -232,6 +232,7 @@ def test_a_killed_streamer_gets_no_clients_long_before_its_heartbeats_are_missed
     play(scenario)
 
 
+@pytest.mark.slow
 def test_a_silent_streamer_is_used_when_there_is_no_other(
     play: Callable[[Scenario], None],
 ) -> None:

@@ -84,6 +84,7 @@ def test_while_the_broker_is_away_requests_are_503_at_once_and_it_heals(small: S
         assert asked.result()["choices"][0]["message"]["content"] == "b"
 
 
+@pytest.mark.slow
 def test_a_broker_restarted_in_the_middle_of_a_stream_loses_and_repeats_nothing(
     small: Small,
 ) -> None:

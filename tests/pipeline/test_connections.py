@@ -55,6 +55,7 @@ def stack() -> Iterator[contextlib.ExitStack]:
         yield found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flag", "status", "code", "label"),
     [
@@ -133,6 +134,7 @@ def _cpu_s(pid: int) -> float:
     return float(times.user + times.system)
 
 
+@pytest.mark.slow
 def test_a_bound_that_files_cannot_hold_is_warned_of_at_the_start(
     system: System, tmp_path: Path
 ) -> None:

@@ -202,6 +202,7 @@ def test_a_client_that_comes_back_at_once_goes_on_with_its_request(system: Syste
     assert system.ledger(request) == {"starts": 1, "aborts": 0, "tokens": 30}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first_leaves", [True, False])
 def test_one_reader_of_two_may_leave_and_the_last_ones_leaving_cancels(
     system: System, first_leaves: bool

@@ -154,6 +154,7 @@ def test_a_cancelled_stream_ends_with_the_error_request_cancelled(system: System
     assert "data: [DONE]" not in lines
 
 
+@pytest.mark.slow
 def test_after_200_requests_that_end_in_every_way_all_gauges_are_0(system: System) -> None:
     choose = random.Random(7)
     kinds = [choose.choice(["whole", "leave", "fail", "hang", "refused"]) for _ in range(200)]

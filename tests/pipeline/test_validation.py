@@ -266,6 +266,7 @@ def test_twenty_bad_requests_then_a_good_one_succeeds(system: System) -> None:
         assert collect(client, chat(sim=hook("good")))["choices"][0]["message"]["content"] == "good"
 
 
+@pytest.mark.slow
 def test_a_thousand_malformed_requests_are_4xx_and_memory_stays_flat(system: System) -> None:
     bodies = malformed(seed=11, count=1000)
     with system.client() as client:

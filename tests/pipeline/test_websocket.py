@@ -239,6 +239,7 @@ def test_an_error_in_the_middle_is_one_message_and_the_others_go_on(system: Syst
     on_socket(system, test)
 
 
+@pytest.mark.slow
 def test_a_repeated_id_is_an_error_of_no_request_and_the_first_goes_on(system: System) -> None:
     async def test(talk: Talk) -> None:
         first = await talk.begin("a", chat(sim=hook("a", "b", itl_ms=4000)))

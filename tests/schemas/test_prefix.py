@@ -49,6 +49,7 @@ def test_each_part_moves_the_key(change: dict[str, Any]) -> None:
     assert prefix_key(**KEY | change) != prefix_key(**KEY)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 2**31), min_size=128, max_size=140), st.lists(st.integers(0, 9)))
 def test_only_the_first_128_tokens_count(tokens: list[int], more: list[int]) -> None:
     assert prefix_key(**KEY | {"tokens": tokens[:128] + more}) == prefix_key(

@@ -24,6 +24,7 @@ LARGE: dict[str, Any] = {
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
 def test_a_member_over_the_limit_is_refused_by_name(name: str) -> None:
     with pytest.raises(RequestTooLarge, match=f"'{name}'.*{MEMBER_BYTES_MAX}") as refused:

@@ -163,6 +163,7 @@ def test_a_worker_hears_what_a_reader_elsewhere_was_shown(url: str) -> None:
     play(url, test)
 
 
+@pytest.mark.slow
 def test_all_leaving_at_once_cancels(url: str) -> None:
     async def test(readers: Readers) -> None:
         await readers.start(begun=True)

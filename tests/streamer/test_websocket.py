@@ -187,6 +187,7 @@ def test_a_fault_of_the_socket_itself_closes_with_1011(
     at_door(own_nats, test)
 
 
+@pytest.mark.slow
 @both
 def test_a_client_that_does_not_read_is_cut_and_leaves_nothing(
     own_nats: NatsServer, path: str, monkeypatch: pytest.MonkeyPatch

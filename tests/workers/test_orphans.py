@@ -148,6 +148,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server.stop()
 
 
+@pytest.mark.slow
 def test_what_a_dead_streamer_left_is_cancelled_but_not_what_may_run_on_alone(url: str) -> None:
     async def test(scene: Scene) -> None:
         kept = scene.hold("dead", keep=True)
@@ -191,6 +192,7 @@ def test_a_reader_at_another_streamer_keeps_a_dead_ones_request_until_it_leaves(
     play(url, test)
 
 
+@pytest.mark.slow
 def test_a_frozen_streamer_counts_as_absent(url: str) -> None:
     async def test(scene: Scene) -> None:
         async def silent(_: Message) -> None:

@@ -37,6 +37,7 @@ def test_a_join_moves_partitions_to_the_newcomer_only(workers: set[str], newcome
     assert {after[p] for p in before if after[p] != before[p]} <= {newcomer}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4, 8, 16])
 def test_a_join_moves_about_its_share(count: int) -> None:
     workers = [f"worker-{number}" for number in range(count)]
