@@ -12,7 +12,7 @@ from headrace.bus import Bus
 from headrace.command_line import CommandLine
 from headrace.deadletters import NotRequeued, Stored
 from headrace.deadline import DEADLINE_S, is_timeout
-from headrace.operate import OperatorSettings, counted, operate, refuse
+from headrace.operate import OperatorSettings, columns, counted, operate, refuse
 from headrace.topology import DEADLINE_S_MAX
 from schemas import subjects
 
@@ -104,12 +104,7 @@ async def _rows(wanted: _Filtered) -> list[dict[str, Any]]:
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:
     names = ("id", "died_at", "age_s", "model", "tenant", "tokens", "reason")
-    cells = [HEADS, *(tuple(_printable(row[name]) for name in names) for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(HEADS))]
-    return [
-        " ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in cells
-    ]
+    return columns([HEADS, *(tuple(_printable(row[name]) for name in names) for row in rows)])
 
 
 def _printable(value: object) -> str:

@@ -5,7 +5,7 @@ Exit status: 0, 1 (not found, refused), 2 (broker away, usage).
 
 import asyncio
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +68,15 @@ def warn(of: str) -> None:
 def counted(number: int, what: str) -> str:
     """Return so many of a thing in words, such as `1 request` and `2 requests`."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def columns(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Return a table's lines, the heads first, with each column as wide as its widest cell."""
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    return [
+        " ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
 
 
 def operate(work: Coroutine[Any, Any, T]) -> T:

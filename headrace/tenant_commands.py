@@ -20,7 +20,7 @@ from headrace.bus import Bus
 from headrace.command_line import CommandLine
 from headrace.dismiss import dismiss_key
 from headrace.inquire import withdraw_waiting
-from headrace.operate import OperatorSettings, counted, operate, refuse, warn
+from headrace.operate import OperatorSettings, columns, counted, operate, refuse, warn
 from headrace.tenant_terms import NAME_RULE, SetSettings, TenantName, changed, said
 from headrace.tenants import Directory, Name, Record
 from schemas.tenant import Entry, Key, Policy, Tenant, Tier, policy_of
@@ -85,7 +85,8 @@ def list_tenants(wanted: ListSettings) -> None:
     if wanted.as_json:
         _print_json({"tenants": rows})
         return
-    _print_table(("TENANT", "TERMS"), [(row["name"], said(row)) for row in rows])
+    lines = columns([("TENANT", "TERMS"), *((row["name"], said(row)) for row in rows)])
+    print("\n".join(lines))
 
 
 def set_tenant(wanted: SetSettings) -> None:
@@ -187,7 +188,8 @@ def list_keys(wanted: ListKeysSettings) -> None:
         rows = [{"id": key.id, "tenant": key.tenant, "created_s": key.created_s} for key in keys]
         _print_json({"keys": rows})
         return
-    _print_table(("ID", "TENANT", "MADE"), [(key.id, key.tenant, _made(key)) for key in keys])
+    lines = [(key.id, key.tenant, _made(key)) for key in keys]
+    print("\n".join(columns([("ID", "TENANT", "MADE"), *lines])))
 
 
 def _made(key: Key) -> str:
@@ -256,15 +258,6 @@ def _policy(entries: Entries, tenant: object) -> Policy:
 async def _entries(wanted: OperatorSettings) -> dict[Name, Record]:
     async with wanted.connected() as bus:
         return await tenants.read_bucket(bus)
-
-
-def _print_table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    lines = [heads, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
-    for line in lines:
-        print(
-            " ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
-        )
 
 
 def _print_json(value: object) -> None:
