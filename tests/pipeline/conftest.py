@@ -148,6 +148,11 @@ class System:
         """The package whose process takes requests."""
         return "gateway" if self.mode == "gateway" else "ingress"
 
+    @property
+    def relay(self) -> str:
+        """The package whose process relays replies."""
+        return "gateway" if self.mode == "gateway" else "streamer"
+
     def client(self) -> httpx.Client:
         """Return an HTTP client that follows redirects and whose reads are bounded."""
         # Without TLS to check: reading the CA files takes longer than most of the tests.

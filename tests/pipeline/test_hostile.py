@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
+from tests.memory import peak_bytes, resident_bytes
 from tests.pipeline.asking import CHAT, COMPLETIONS, chat, collect, hook, refusal, stream
 from tests.pipeline.conftest import Node, System, worker
 from tests.servers import answers
@@ -174,16 +174,9 @@ def test_a_pace_of_years_does_not_stop_the_worker(system: System, victim: Node) 
 def test_a_long_stop_string_takes_memory_of_its_own_order_only(
     system: System, victim: Node
 ) -> None:
-    before = psutil.Process(victim.process.pid).memory_info().rss
+    before = resident_bytes(victim.process.pid)
     body = chat(model="victim", max_tokens=2, stop=["x" * 12_000])
     with system.client() as client:
         assert client.post(CHAT, json=body, timeout=30).status_code in (200, 400)
-    peak = _peak(victim.process.pid)
+    peak = peak_bytes(victim.process.pid)
     assert peak - before < 20 * 1024 * 1024
-
-
-def _peak(pid: int) -> int:
-    """Return the most bytes that a process has ever had resident."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    [line] = [line for line in status.splitlines() if line.startswith("VmHWM")]
-    return int(line.split()[1]) * 1024

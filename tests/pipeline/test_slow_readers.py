@@ -5,9 +5,9 @@ import asyncio
 import json
 import socket
 
-import psutil
 import pytest
 
+from tests.memory import own_bytes
 from tests.pipeline.asking import CHAT, chat, hook, stream_raw
 from tests.pipeline.conftest import System
 from tests.sse import events_of
@@ -22,11 +22,6 @@ FAST = 100
 TOKENS = 120
 LONG_TOKENS = 20_000  # about 5 MB of events: more than the buffers of two kernels take
 GROWTH_BYTES_MAX = 8 * 1024 * 1024
-
-
-def _memory(system: System) -> int:
-    """Return the gateway's bytes, its share of what is shared counted in part."""
-    return int(psutil.Process(system.doors[0].process.pid).memory_full_info().pss)
 
 
 class SlowReader:
@@ -88,12 +83,12 @@ def test_one_reader_of_100_bytes_a_second_costs_the_others_nothing_and_gets_ever
 
     async def run() -> bytes:
         await crowd()
-        before = _memory(system)
+        before = own_bytes(system.doors[0].process.pid)
         slow = SlowReader(system.doors[0].url, long)
         trickling = asyncio.create_task(slow.trickle())
         await crowd()
         await asyncio.to_thread(_wait_made, system)
-        grown = _memory(system) - before
+        grown = own_bytes(system.doors[0].process.pid) - before
         trickling.cancel()
         assert grown < GROWTH_BYTES_MAX
         return await slow.rest()

@@ -10,9 +10,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
+from tests.memory import own_bytes
 from tests.pipeline.asking import CHAT, chat, hook
 from tests.pipeline.conftest import Node, System, front, models_at
 from tests.servers import wait_ready
@@ -54,11 +54,6 @@ def gateway(system: System, tmp_path: Path) -> Iterator[Node]:
         found.process.stop()
 
 
-def _memory(gateway: Node) -> int:
-    """Return a gateway's bytes, its share of what is shared counted in part."""
-    return int(psutil.Process(gateway.process.pid).memory_full_info().pss)
-
-
 async def _opened(gateway: Node, stack: AsyncExitStack, count: int) -> list[Talk]:
     """Open some sockets, a few at a time, and close them with the stack."""
     room = asyncio.Semaphore(AT_ONCE)
@@ -88,10 +83,10 @@ def test_every_token_of_a_crowd_is_exact_and_an_open_stream_small(
         async with AsyncExitStack() as stack:
             warm = await _opened(gateway, stack, WARM)
             await _held(warm, WARM)
-            before = _memory(gateway)
+            before = own_bytes(gateway.process.pid)
             talks = await _opened(gateway, stack, sockets)
             await _held(talks, streams)
-            each_bytes = (_memory(gateway) - before) / streams
+            each_bytes = (own_bytes(gateway.process.pid) - before) / streams
             print(f"{each_bytes / 1024:.1f} KiB per open stream")
             assert each_bytes <= STREAM_BYTES_MAX
             for number in range(streams):
