@@ -67,7 +67,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def make(**more: Any) -> Moderation:
         settings = ModerationSettings(
-            moderator="own_moderator:make", options={"word": "bad"}, timeout_s=0.05, **more
+            moderator="own_moderator:make", options={"word": "bad"}, **{"timeout_s": 60} | more
         )
         return moderation_of(settings)
 
@@ -161,18 +161,22 @@ def test_an_own_moderator_is_asked_by_coroutine_and_in_a_thread(own: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    ("word", "why"),
-    [("slow", "took too long"), ("odd", "something else"), ("broken", "raised OSError")],
+    ("word", "timeout_s", "why"),
+    [
+        ("slow", 0.05, "took too long"),
+        ("odd", 60, "something else"),
+        ("broken", 60, "raised OSError"),
+    ],
 )
 def test_a_failing_moderator_lets_nothing_pass_unless_that_is_wanted(
-    own: Any, caplog: pytest.LogCaptureFixture, word: str, why: str
+    own: Any, caplog: pytest.LogCaptureFixture, word: str, timeout_s: float, why: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    closed = own()
+    closed = own(timeout_s=timeout_s)
     with pytest.raises(ModeratorFailed, match=why) as raised:
         asyncio.run(closed.refuses(asked(word, "unrepeatable")))
     assert closed.failed == 1
-    open_ = own(when_failing="admit")
+    open_ = own(timeout_s=timeout_s, when_failing="admit")
     assert asyncio.run(open_.refuses(asked(word, "unrepeatable"))) is False
     assert (open_.failed, open_.moderated) == (1, 0)
     assert why in caplog.text
@@ -200,7 +204,7 @@ def test_moderators_that_hang_keep_nobody_else_from_a_thread() -> None:
             asking = [found.refuses(asked("good")) for _ in range(100)]
             answers = await asyncio.gather(*asking, return_exceptions=True)
             assert {type(answer) for answer in answers} == {ModeratorFailed}
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 return await asyncio.to_thread(threading.get_ident)
         finally:
             released.set()

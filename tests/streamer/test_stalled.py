@@ -191,7 +191,9 @@ def test_who_reads_nothing_any_more_is_cut_and_leaves_nothing(play: Play) -> Non
     play(test)
 
 
-def test_who_reads_again_is_told_and_resumes_without_a_hole(play: Play) -> None:
+def test_who_reads_again_is_told_and_resumes_without_a_hole(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def test(place: Place) -> None:
         reader = Reader()
         with Client(place.serving.port, "/reply") as client:
@@ -201,7 +203,10 @@ def test_who_reads_again_is_told_and_resumes_without_a_hole(play: Play) -> None:
             first = reader.feed(await client.read_all())
         assert reader.at_end
         assert first[-1].json["error"]["code"] == "stream_interrupted"
-        async with httpx.AsyncClient(base_url=place.serving.url) as http:
+        # From here on it reads: who keeps it from that is the machine.
+        monkeypatch.setattr(buffer, "STALLED_S_MAX", 60.0)
+        monkeypatch.setattr(connection, "STALLED_S", 60.0)
+        async with httpx.AsyncClient(base_url=place.serving.url, timeout=60) as http:
             last = {"last-event-id": first[-2].id or ""}
             answer = await http.get(f"/v1/streams/{place.request}", headers=last)
         rest = Reader().feed(answer.content)
@@ -242,7 +247,7 @@ def test_a_whole_answer_that_nobody_reads_is_cut_too(play: Play) -> None:
 def test_a_connection_that_is_read_is_kept_for_the_next_request(play: Play) -> None:
     async def test(place: Place) -> None:
         place.mailbox.close(place.reply)
-        async with httpx.AsyncClient(base_url=place.serving.url) as http:
+        async with httpx.AsyncClient(base_url=place.serving.url, timeout=60) as http:
             for _ in range(2):
                 assert len((await http.get("/large")).content) == 20_000_000
                 assert place.serving.connections == 1
