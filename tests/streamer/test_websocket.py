@@ -192,8 +192,6 @@ def test_a_fault_of_the_socket_itself_closes_with_1011(
 def test_a_client_that_does_not_read_is_cut_and_leaves_nothing(
     own_nats: NatsServer, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buffer, "STALLED_S_MAX", 1.0)
-
     async def test(door: Door) -> None:
         door.ingress.text, door.ingress.pieces = "x" * 50_000, 200
         async with talking(door.url, path) as talk:
@@ -201,6 +199,7 @@ def test_a_client_that_does_not_read_is_cut_and_leaves_nothing(
             for number in range(3):
                 await talk.begin(f"{number}", {})
             await until(lambda: door.mailbox.opened == 3)
+            monkeypatch.setattr(buffer, "STALLED_S_MAX", 1.0)  # all are there to be cut
             await until(lambda: not door.mailbox.open_count, within_s=20)
             await until(lambda: not door.sockets.open_count)
             talk.socket.transport.resume_reading()
