@@ -66,5 +66,5 @@ async def up(tmp_path: Path, environ: dict[str, str], *flags: object) -> AsyncIt
 
 def run(environ: dict[str, str], cwd: Path, *args: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        headrace(*args), env=environ, cwd=cwd, capture_output=True, text=True, timeout=60
+        headrace(*args), env=environ, cwd=cwd, capture_output=True, text=True, timeout=120
     )

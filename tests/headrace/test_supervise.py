@@ -13,8 +13,8 @@ import pytest
 import uvloop
 
 from headrace.datadir import ProcessRecord, started_s
-from headrace.sockets import claim_port
 from headrace.supervise import Child, Command, Died, Supervisor, supervising
+from tests.servers import free_port
 from tests.waiting import until
 
 SERVES = """
@@ -48,7 +48,7 @@ def command(
         tier=tier,
         argv=lambda port: [sys.executable, "-c", script, str(port), *extra],
         environ=dict(os.environ),
-        admin_port=lambda: claim_port("127.0.0.1", 0),
+        admin_port=free_port,
         grace_s=grace_s,
     )
 
@@ -96,14 +96,16 @@ def test_states_are_read_from_the_process_and_told() -> None:
             ready = await system.start(command(SERVES, "ready"))
             drains = await system.start(command(SERVES, "draining", name="two"))
             await system.ready(ready)
-            await until(lambda: drains.state == "draining")
+            await until(lambda: (ready.state, drains.state) == ("ready", "draining"))
             [one, two] = told[-1]
             assert (one.name, one.tier, one.pid) == ("one", "worker", pid_of(ready))
             assert (one.state, two.state) == ("ready", "draining")
             assert one.admin_url == ready.admin_url
             os.kill(pid_of(ready), signal.SIGKILL)
-            await until(lambda: ready.state == "starting" and pid_of(ready) != one.pid)
+            await until(lambda: pid_of(ready) != one.pid)
             await system.ready(ready, deaths_max=1)
+            again = [records[0].state for records in told if records[0].pid == pid_of(ready)]
+            assert again[0] == "starting"
         assert [record.state for record in told[-1]] == ["dead", "dead"]
 
     uvloop.run(scenario())
