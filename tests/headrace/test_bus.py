@@ -157,7 +157,9 @@ def test_connecting_to_nobody_ends_after_its_time() -> None:
 def test_connecting_waits_for_a_broker_that_comes_late(own_nats: NatsServer) -> None:
     async def test() -> None:
         own_nats.stop()
-        connecting = asyncio.create_task(connect(BusSettings(own_nats.url), name="t", timeout_s=10))
+        connecting = asyncio.create_task(
+            connect(BusSettings(own_nats.url), name="t", timeout_s=LONG_S)
+        )
         await asyncio.to_thread(own_nats.start)
         bus = await connecting
         assert bus.connected
@@ -257,6 +259,7 @@ def test_a_restart_heals_the_connection_its_subscriptions_and_its_watchers(
             assert told == []
             await asyncio.to_thread(own_nats.start)
             await until(lambda: one.connected and two.connected and told)
+            await one.api("INFO")  # the broker knows of its subscriptions again
             await two.publish("hear", b"again")
             await until(lambda: heard)
             assert (told, heard) == (["back"], [b"again"])
