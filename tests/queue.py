@@ -122,8 +122,8 @@ async def frames_of(bus: Bus, subject: RequestSubject) -> list[tuple[int, Frame]
     return [(entry.seq, decode_frame(entry.data)) for entry in entries]
 
 
-def heard_during(url: str, act: Callable[[], object]) -> list[str]:
-    """Return the subjects of the cancel signals that workers would have heard."""
+def heard_during(url: str, act: Callable[[], object], *, count: int = 0) -> list[str]:
+    """Return the subjects of the cancel signals that workers would have heard: `count` at least."""
     heard: list[str] = []
 
     async def listen(bus: Bus) -> None:
@@ -133,6 +133,7 @@ def heard_during(url: str, act: Callable[[], object]) -> list[str]:
         await bus.subscribe("cancels.>", take)
         await bus.api("INFO")  # the broker knows of it now
         await asyncio.to_thread(act)
+        await until(lambda: len(heard) >= count)  # they came on another connection
         await bus.api("INFO")  # whatever was to come has come
 
     with_bus(url, listen)

@@ -6,7 +6,6 @@ import pytest
 
 from headrace import topology
 from headrace.bus import Bus
-from schemas import subjects
 from tests.broker import with_bus
 from tests.queue import ODD_MODEL, PARTITIONS
 from tests.servers import NatsServer
@@ -28,9 +27,9 @@ def url(queue_server: str) -> str:
     async def renew(bus: Bus) -> None:
         for stream in (await bus.api("STREAM.NAMES"))["streams"] or ():
             await bus.api(f"STREAM.DELETE.{stream}")
-        await topology.apply(bus)
         # A busy server may find files of the deleted stream, which it removes late.
-        await bus.purge(subjects.REQUESTS, ">")
+        for stream in await topology.apply(bus):
+            await bus.purge(stream, ">")
         await topology.apply_model(bus, "m", partitions=PARTITIONS)
         await topology.apply_model(bus, ODD_MODEL, partitions=2)
 

@@ -48,7 +48,7 @@ def test_an_id_that_nothing_has_is_exit_status_1(url: str, request_id: str) -> N
 
 def test_cancelling_a_waiting_request_takes_it_out_and_tells_its_reader_why(url: str) -> None:
     gone, stays = stored(url, [place(tenant=ODD_TENANT), place(tenant=ODD_TENANT)])
-    heard = heard_during(url, lambda: asked(url, "cancel", gone.request))
+    heard = heard_during(url, lambda: asked(url, "cancel", gone.request), count=1)
     assert heard == [f"cancels.a=2Fb=20c.{gone.request}"]
     assert with_bus(url, subjects_of) == {str(stays): 1}
     frames = with_bus(url, lambda bus: frames_of(bus, gone))
@@ -137,7 +137,9 @@ def test_a_purge_of_a_tenant_leaves_the_others(url: str) -> None:
     )  # fmt: skip
     with_bus(url, lambda bus: pull(bus, 2))
     told: dict[str, Any] = {}
-    heard = heard_during(url, lambda: told.update(asked(url, "purge", "--tenant", "a", "--yes")))
+    heard = heard_during(
+        url, lambda: told.update(asked(url, "purge", "--tenant", "a", "--yes")), count=150
+    )
     assert told == {
         "waiting": 149,
         "running": 1,
@@ -188,7 +190,7 @@ def test_on_a_terminal_a_purge_asks(url: str, answer: bytes, status: int, left: 
             stdin=end,
             capture_output=True,
             cwd=ROOT,
-            timeout=30,
+            timeout=120,
         )
     finally:
         os.close(terminal)
