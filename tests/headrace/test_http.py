@@ -96,11 +96,11 @@ async def told(serving: Serving, *parts: bytes) -> bytes:
 def test_a_head_that_is_not_whole_in_time_is_408_and_the_end(
     part: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "HEAD_S", 1.0)
-
     async def scenario() -> None:
         serving = await at("one")
-        answer = await told(serving, part)
+        with monkeypatch.context() as hasty:
+            hasty.setattr(connection, "HEAD_S", 1.0)
+            answer = await told(serving, part)
         assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
         assert b'"code":"request_timeout"' in answer
         async with httpx.AsyncClient() as client:
@@ -126,12 +126,12 @@ def test_a_body_that_is_not_whole_in_time_is_408_and_the_end(
 
 @pytest.mark.slow
 def test_an_answer_may_take_longer_than_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEAD_S", 1.0)
-    monkeypatch.setattr(connection, "BODY_S", 1.0)
+    monkeypatch.setattr(connection, "HEAD_S", 3.0)  # longer than a busy machine stands still
+    monkeypatch.setattr(connection, "BODY_S", 3.0)
 
     async def scenario() -> None:
         gate = asyncio.Event()
-        asyncio.get_running_loop().call_later(2.5, gate.set)
+        asyncio.get_running_loop().call_later(4.0, gate.set)
         serving = await at("late", gate)
         async with httpx.AsyncClient(timeout=30) as client:
             assert (await client.get(serving.url)).text == "late"
