@@ -24,7 +24,7 @@ def fake_server(folder: Path, says: str) -> Path:
 async def payload_bytes_max(found: Broker) -> int:
     process = await asyncio.create_subprocess_exec(*found.argv)
     try:
-        async with connection(BusSettings(url=found.url), name="test", timeout_s=10) as bus:
+        async with connection(BusSettings(url=found.url), name="test", timeout_s=60) as bus:
             await bus.api("INFO")
             return bus.payload_bytes_max
     finally:

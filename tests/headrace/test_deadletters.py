@@ -282,7 +282,7 @@ def test_all_on_a_terminal_asks(url: str, answer: bytes, status: int, left: int)
             stdin=end,
             capture_output=True,
             cwd=ROOT,
-            timeout=30,
+            timeout=120,
         )
     finally:
         os.close(terminal)

@@ -49,7 +49,7 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE))
 
 def held_by_a_process(*numbers: int) -> list[str]:
     command = [sys.executable, "-c", PROGRAM, *(str(int(each)) for each in numbers)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     return done.stdout.splitlines()
 
 

@@ -66,7 +66,7 @@ def test_the_death_of_a_task_ends_the_node_with_status_1_and_its_name() -> None:
         raise SystemExit(lifecycle.run(main))
         """
     ) as process:
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=120)
     assert process.returncode == 1
     failed, ends = output.splitlines()
     assert "Z ERROR worker-1 headrace.lifecycle: task heartbeat failed\\nTraceback" in failed

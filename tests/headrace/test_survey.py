@@ -129,7 +129,7 @@ def test_watching_prints_the_backlog_each_second_with_rates(url: str) -> None:
             shown.append(json.loads(watching.stdout.readline()))
         finally:
             watching.send_signal(2)
-        assert watching.wait(10) == 0
+        assert watching.wait(60) == 0
     assert first["total"]["waiting"] == 0
     assert shown[-1]["total"]["waiting"] == 5
     assert sum(each["rates"]["arrival_per_s"] for each in shown) > 0

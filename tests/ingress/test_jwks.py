@@ -22,7 +22,7 @@ from schemas.errors import InvalidApiKey
 from tests.signing import EC_KEY, RSA_KEY, jwk, signed
 from tests.waiting import until
 
-CLAIMS = {"tenant": "acme", "exp": int(time.time()) + 3600}
+CLAIMS = {"tenant": "acme", "exp": int(time.time()) + 24 * 3600}
 OLD = signed(CLAIMS, RSA_KEY, "RS256", kid="old")
 NEW = signed(CLAIMS, EC_KEY, "ES256", kid="new")
 OLD_SET = {"keys": [jwk(RSA_KEY, "old")]}

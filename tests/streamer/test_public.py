@@ -58,11 +58,15 @@ def split(own_nats: NatsServer, tmp_path: Path) -> Iterator[tuple[str, int]]:
     try:
         url = f"http://127.0.0.1:{ports[0]}"
         wait_ready(ingress, url)
-        wait_for(lambda: "sim" in httpx.get(f"{url}/v1/models").text, within_s=15, what="the model")
+        wait_for(
+            lambda: "sim" in httpx.get(f"{url}/v1/models", timeout=60).text,
+            within_s=15,
+            what="the model",
+        )
 
         def served() -> bool:
             assert streamer.alive, streamer.said()
-            return httpx.post(url + CHAT, json=chat()).status_code == 303
+            return httpx.post(url + CHAT, json=chat(), timeout=60).status_code == 303
 
         wait_for(served, within_s=15, what="the streamer")
         yield url, ports[1]
@@ -78,8 +82,8 @@ def test_without_keys_it_serves_no_websocket_and_redirects_lead_to_its_path(
 ) -> None:
     url, port = split
     with pytest.raises(InvalidStatus, match="403"):
-        connect(f"ws://127.0.0.1:{port}{CHAT}")
-    answer = httpx.post(url + CHAT, json=chat(max_tokens=2))
+        connect(f"ws://127.0.0.1:{port}{CHAT}", open_timeout=60)
+    answer = httpx.post(url + CHAT, json=chat(max_tokens=2), timeout=60)
     assert answer.headers["location"].startswith("/streams/a/v1/replies/")
     ticket = answer.headers["location"].removeprefix("/streams/a")
-    assert httpx.get(f"http://127.0.0.1:{port}{ticket}", timeout=20).status_code == 200
+    assert httpx.get(f"http://127.0.0.1:{port}{ticket}", timeout=60).status_code == 200
