@@ -176,7 +176,7 @@ def test_a_redirect_that_is_not_followed_is_cancelled_and_its_ticket_gone(system
     request = answer.headers["x-request-id"]
     wait_for(lambda: system.ledger(request)["starts"] == 1, within_s=15, what="a start")
     wait_for(
-        lambda: one_waits_at(*system.streamers), within_s=3, what="one that waits for its client"
+        lambda: one_waits_at(*system.streamers), within_s=15, what="one that waits for its client"
     )
     aborted = {"starts": 1, "aborts": 1, "tokens": 0}
     wait_for(lambda: system.ledger(request) == aborted, within_s=7.5, what="an abort")
@@ -248,7 +248,7 @@ def test_a_streamer_told_to_stop_waits_for_who_is_on_the_way_and_for_its_streams
     slow = hook(*PIECES, ttft_ms=0, itl_ms=150)
     held = sent_to(system, third, chat(stream=True, sim=slow))
     # Until then it lingers for a moment only, as for anybody.
-    wait_for(lambda: one_waits_at(third), within_s=3, what="one that waits for its client")
+    wait_for(lambda: one_waits_at(third), within_s=15, what="one that waits for its client")
     os.kill(third.process.pid, signal.SIGTERM)
     wait_for(lambda: not answers(f"{third.admin_url}/readyz"), within_s=15, what="readiness 503")
     assert answers(f"{third.admin_url}/healthz")

@@ -92,7 +92,7 @@ def test_unknown_fields_and_those_of_the_envelope_have_no_effect(system: System)
 
 @pytest.mark.parametrize("name", ["none", "sim ", "SIM", "si.m", "*", ">", "a/b", "x" * 5000, "\0"])
 def test_an_unknown_model_is_404_and_never_queued(system: System, name: str) -> None:
-    system.wait_at_rest()
+    system.wait_at_rest(within_s=system.leaves_within_s)
     before = system.api("STREAM.INFO.REQUESTS")["state"]["last_seq"]
     with system.client() as client:
         answer = client.post(CHAT, json=chat(model=name))
