@@ -95,6 +95,7 @@ def test_what_comes_after_a_request_does_not_stand_in_its_answer(system: System)
         found += _all(client)
     assert found.count(b"HTTP/1.1 ") == 1
     assert b"not valid HTTP" not in found
+    system.wait_at_rest()
 
 
 @pytest.mark.parametrize("offered", [b"h2c", b"websocket", b"TLS/1.0"])
