@@ -9,7 +9,7 @@ import pytest
 from tests.memory import peak_bytes, resident_bytes
 from tests.pipeline.asking import CHAT, COMPLETIONS, chat, collect, hook, refusal, stream
 from tests.pipeline.conftest import Node, System, worker
-from tests.servers import answers
+from tests.servers import wait_ready
 from tests.waiting import wait_for
 
 
@@ -152,8 +152,8 @@ def victim(system: System, tmp_path: Path) -> Iterator[Node]:
     """A worker of its own, since what happens to it may happen to it only."""
     found = worker("victim-0", system.nats_url, tmp_path, "--served-model-name", "victim")
     try:
+        wait_ready(found.process, found.admin_url)
         wait_for(lambda: system.knows("victim"), within_s=15, what="the model")
-        wait_for(lambda: answers(f"{found.admin_url}/readyz"), within_s=15, what="the worker")
         yield found
     finally:
         found.process.kill()

@@ -86,7 +86,8 @@ def test_a_head_and_a_large_body_in_one_piece_are_a_request(system: System) -> N
 
 
 def test_what_comes_after_a_request_does_not_stand_in_its_answer(system: System) -> None:
-    body = json.dumps(chat(stream=True, sim=hook(*"abcdefgh", itl_ms=50))).encode()
+    sim = hook("a", "b", ttft_ms=0, itl_ms=60_000)  # so that its answer has not ended by then
+    body = json.dumps(chat(stream=True, sim=sim)).encode()
     with _connected(system.url) as client:
         client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         found = client.recv(12)
@@ -94,6 +95,7 @@ def test_what_comes_after_a_request_does_not_stand_in_its_answer(system: System)
         found += _all(client)
     assert found.count(b"HTTP/1.1 ") == 1
     assert b"not valid HTTP" not in found
+    system.wait_at_rest()
 
 
 @pytest.mark.parametrize("offered", [b"h2c", b"websocket", b"TLS/1.0"])

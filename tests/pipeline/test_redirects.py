@@ -20,8 +20,8 @@ from headrace.bus import Bus
 from headrace.ticket import Ticket, load_tickets
 from tests.broker import with_bus
 from tests.pipeline.asking import CHAT, chat, collect, hook, refusal, stream
-from tests.pipeline.conftest import Mode, Node, System, front
-from tests.servers import NatsServer, answers, node, wait_ready
+from tests.pipeline.conftest import Mode, Node, System, front, models_at
+from tests.servers import START_S_MAX, NatsServer, answers, node, wait_ready
 from tests.sse import events_of
 from tests.waiting import wait_for
 
@@ -32,7 +32,7 @@ PIECES = [f"<{number}>" for number in range(40)]
 
 def post(system: System, body: dict[str, Any]) -> httpx.Response:
     """Ask, and do not follow the redirect."""
-    with httpx.Client(base_url=system.url, timeout=10, verify=False) as client:
+    with httpx.Client(base_url=system.url, timeout=30, verify=False) as client:
         answer = client.post(CHAT, json=body)
         assert answer.status_code == 303, answer.text
         return answer
@@ -68,15 +68,30 @@ def third(system: System, tmp_path: Path) -> Iterator[Node]:
 
 
 def sent_to(system: System, streamer: Node, body: dict[str, Any]) -> httpx.Response:
-    """Ask until the redirect names one streamer; follow the others and leave, so that they end."""
-    for _ in range(12):
+    """Ask until the redirect names one streamer; follow the others and leave, so that they end.
+
+    None names it while it is passed over, as it is where it stood still a moment ago.
+    """
+    found: list[httpx.Response] = []
+
+    def is_sent_there() -> bool:
         answer = post(system, body)
         location = answer.headers["location"]
         if location.startswith(streamer.url + "/"):
-            return answer
+            found.append(answer)
+            return True
         with httpx.stream("GET", location, timeout=20, verify=False) as other:
             assert other.status_code == 200
-    raise AssertionError("no redirect to it")
+        return False
+
+    wait_for(is_sent_there, within_s=5, what="a redirect to it")
+    return found[0]
+
+
+def one_waits_at(*streamers: Node) -> bool:
+    """Tell whether one reply has begun whose client has not come."""
+    waiting = "headrace_streamer_replies_waiting"
+    return sum(streamer.metrics()[waiting] for streamer in streamers) == 1
 
 
 def test_a_post_is_sent_on_to_a_live_streamer_and_is_never_cached(system: System) -> None:
@@ -155,15 +170,13 @@ def test_an_error_of_the_engine_has_its_status_when_not_streamed(system: System)
 
 
 def test_a_redirect_that_is_not_followed_is_cancelled_and_its_ticket_gone(system: System) -> None:
+    system.wait_at_rest(within_s=system.leaves_within_s)
     asked_s = time.monotonic()
     answer = post(system, chat(stream=True, sim=hook("a", ttft_ms=60_000)))
     request = answer.headers["x-request-id"]
     wait_for(lambda: system.ledger(request)["starts"] == 1, within_s=15, what="a start")
-    waiting = "headrace_streamer_replies_waiting"
     wait_for(
-        lambda: sum(node.metrics()[waiting] for node in system.streamers) == 1,
-        within_s=3,
-        what="one that waits for its client",
+        lambda: one_waits_at(*system.streamers), within_s=15, what="one that waits for its client"
     )
     aborted = {"starts": 1, "aborts": 1, "tokens": 0}
     wait_for(lambda: system.ledger(request) == aborted, within_s=7.5, what="an abort")
@@ -180,9 +193,7 @@ def test_streams_of_a_killed_ingress_go_on(system: System, tmp_path: Path) -> No
         with httpx.Client(
             base_url=door.url, timeout=10, follow_redirects=True, verify=False
         ) as client:
-            wait_for(
-                lambda: client.get("/v1/models").json()["data"] != [], within_s=15, what="models"
-            )
+            wait_for(lambda: "sim" in models_at(door.url), within_s=15, what="the model")
             body = chat(stream=True, sim=hook(*PIECES, ttft_ms=200, itl_ms=10))
             with client.stream("POST", CHAT, json=body) as answer:
                 door.process.kill()
@@ -207,7 +218,7 @@ def test_new_requests_go_to_the_living_when_a_streamer_is_killed_and_its_tickets
     args = ("--nats-url", system.nats_url, "--port", port, "--name", "third")
     back = node("streamer", *args, log=tmp_path / "back.log")
     try:
-        wait_for(lambda: _listens(third.url), within_s=20, what="it is back")
+        wait_for(lambda: _listens(third.url), within_s=START_S_MAX, what="it is back")
         told = get(held.headers["location"])
         assert (told.status_code, refusal(told)["code"]) == (410, "gone")
         streamers_known(system, 3)
@@ -224,7 +235,7 @@ def test_new_requests_go_to_the_living_when_a_streamer_is_killed_and_its_tickets
 
 def _listens(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/none", timeout=2).status_code == 404
+        return httpx.get(f"{url}/none", timeout=10).status_code == 404
     except httpx.TransportError:
         return False
 
@@ -234,8 +245,10 @@ def test_a_streamer_told_to_stop_waits_for_who_is_on_the_way_and_for_its_streams
 ) -> None:
     """It ended at once when no stream was open, and a client that had just been sent there met a
     closed port."""
-    slow = hook(*PIECES, ttft_ms=0, itl_ms=100)
+    slow = hook(*PIECES, ttft_ms=0, itl_ms=150)
     held = sent_to(system, third, chat(stream=True, sim=slow))
+    # Until then it lingers for a moment only, as for anybody.
+    wait_for(lambda: one_waits_at(third), within_s=15, what="one that waits for its client")
     os.kill(third.process.pid, signal.SIGTERM)
     wait_for(lambda: not answers(f"{third.admin_url}/readyz"), within_s=15, what="readiness 503")
     assert answers(f"{third.admin_url}/healthz")
@@ -280,8 +293,10 @@ def test_without_a_live_streamer_a_request_is_503_and_nothing_is_queued(
     with_bus(own_nats.url, topology.apply)
     door = front("ingress", own_nats.url, tmp_path)
     try:
-        wait_for(lambda: answers(f"{door.admin_url}/healthz"), within_s=20, what="the ingress")
-        wait_for(lambda: _listens(door.url), within_s=10, what="its port")
+        wait_for(
+            lambda: answers(f"{door.admin_url}/healthz"), within_s=START_S_MAX, what="the ingress"
+        )
+        wait_for(lambda: _listens(door.url), within_s=START_S_MAX, what="its port")
         assert not answers(f"{door.admin_url}/readyz")
         with httpx.Client(base_url=door.url, timeout=10, verify=False) as client:
             answer = client.post(CHAT, json=chat())

@@ -17,6 +17,7 @@ from schemas.response_answers import DeletedResponse, InputItems, ResponseEvent,
 from tests.pipeline.asking import CHAT, COMPLETIONS, chat, collect, hook, refusal, stream
 from tests.pipeline.conftest import System
 from tests.sse import events_of
+from tests.waiting import wait_for
 
 RESPONSES = "/v1/responses"
 
@@ -87,6 +88,11 @@ def test_a_responses_answers_and_events_are_as_described(system: System) -> None
         made = client.post(RESPONSES, json=asked).content
         name = msgspec.json.decode(made, type=ResponseObject).id
         one = f"{RESPONSES}/{name}"
+
+        def is_stored() -> bool:
+            return bool(client.get(one).json()["status"] == "completed")
+
+        wait_for(is_stored, within_s=15, what="the end, of which its client may be told sooner")
         stored = client.get(one).content
         streamed = client.get(one, params={"stream": "true"})
         items = client.get(f"{one}/input_items").content

@@ -42,8 +42,8 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         for each in (engine, found):
             wait_ready(each.process, each.admin_url)
         wait_for(
-            lambda: "sim" in httpx.get(f"{found.url}/readyz").json()["models"],
-            within_s=10,
+            lambda: "sim" in httpx.get(f"{found.url}/readyz", timeout=30).json()["models"],
+            within_s=30,
             what="the model",
         )
         yield found

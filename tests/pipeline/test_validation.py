@@ -4,9 +4,9 @@ import json
 import socket
 from typing import Any
 
-import httpx
 import pytest
 
+from tests.memory import own_bytes
 from tests.pipeline.asking import CHAT, COMPLETIONS, chat, collect, hook, refusal
 from tests.pipeline.conftest import System
 from tests.pipeline.fuzz import malformed
@@ -92,6 +92,7 @@ def test_unknown_fields_and_those_of_the_envelope_have_no_effect(system: System)
 
 @pytest.mark.parametrize("name", ["none", "sim ", "SIM", "si.m", "*", ">", "a/b", "x" * 5000, "\0"])
 def test_an_unknown_model_is_404_and_never_queued(system: System, name: str) -> None:
+    system.wait_at_rest(within_s=system.leaves_within_s)
     before = system.api("STREAM.INFO.REQUESTS")["state"]["last_seq"]
     with system.client() as client:
         answer = client.post(CHAT, json=chat(model=name))
@@ -272,21 +273,12 @@ def test_a_thousand_malformed_requests_are_4xx_and_memory_stays_flat(system: Sys
     with system.client() as client:
         for body in bodies[:200]:
             client.post(CHAT, content=body)
-        before = _resident(system)
+        before = sum(own_bytes(door.process.pid) for door in system.doors)
         for body in bodies:
             answer = client.post(CHAT, content=body)
             assert 400 <= answer.status_code < 500, (body[:300], answer.text)
             refusal(answer)
-        after = _resident(system)
+        after = sum(own_bytes(door.process.pid) for door in system.doors)
         assert collect(client, chat(sim=hook("lives")))
     assert after - before < 8 * 1024 * 1024
     assert all("Traceback" not in node.process.said() for node in system.front)
-
-
-def _resident(system: System) -> float:
-    total = 0.0
-    for door in system.doors:
-        text = httpx.get(f"{door.admin_url}/metrics").text
-        [line] = [x for x in text.splitlines() if x.startswith("process_resident_memory_bytes")]
-        total += float(line.split()[1])
-    return total
