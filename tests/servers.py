@@ -169,7 +169,10 @@ def freeze(pid: int) -> None:
 
     def stopped() -> bool:
         stats = Path(f"/proc/{pid}/task").glob("*/stat")
-        return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in stats)
+        try:
+            return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in stats)
+        except (FileNotFoundError, ProcessLookupError):  # a thread has ended meanwhile
+            return False
 
     wait_for(stopped, within_s=5, what=f"{pid} to stand still")
 

@@ -85,7 +85,7 @@ def mode(request: pytest.FixtureRequest) -> Mode:
 
 def page(url: str) -> str:
     """Return what a GET is answered with."""
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=30) as answer:
         return str(answer.read().decode())
 
 

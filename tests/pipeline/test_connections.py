@@ -5,6 +5,7 @@ import os
 import resource
 import socket
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 
 import httpx
@@ -49,6 +50,20 @@ def connected(each: Node) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=10)
 
 
+@contextlib.contextmanager
+def kept_open(each: Node) -> Iterator[HTTPConnection]:
+    """Yield a connection on which something was asked: it may stay for longer than one that has
+    said nothing yet."""
+    host, _, port = each.url.removeprefix("http://").rpartition(":")
+    connection = HTTPConnection(host, int(port), timeout=30)
+    try:
+        connection.request("GET", "/v1/streams/x")
+        assert connection.getresponse().read()
+        yield connection
+    finally:
+        connection.close()
+
+
 @pytest.fixture
 def stack() -> Iterator[contextlib.ExitStack]:
     with contextlib.ExitStack() as found:
@@ -74,18 +89,18 @@ def test_beyond_its_bound_each_front_process_refuses_and_counts_it(
 ) -> None:
     with fronts(system, tmp_path, flag, str(BOUND)) as found:
         for each in found:
-            inside = [stack.enter_context(connected(each)) for _ in range(BOUND)]
+            inside = [stack.enter_context(kept_open(each)) for _ in range(BOUND)]
             wait_for(lambda e=each: counted(e, "connections") == BOUND, within_s=15, what="all")
-            answer = httpx.post(each.url + CHAT, json=chat(), timeout=10)
+            answer = httpx.post(each.url + CHAT, json=chat(), timeout=30)
             assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
             assert (answer.headers["retry-after"], answer.headers["connection"]) == ("1", "close")
-            assert httpx.get(f"{each.admin_url}/readyz", timeout=10).status_code == 200
+            assert httpx.get(f"{each.admin_url}/readyz", timeout=30).status_code == 200
             name = f'connections_refused_total{{bound="{label}"}}'
             assert counted(each, name) == 1
             for connection in inside:
                 connection.close()
             wait_for(lambda e=each: counted(e, "connections") == 0, within_s=15, what="nobody")
-            assert httpx.get(f"{each.url}/v1/streams/x", timeout=10).status_code == 404
+            assert httpx.get(f"{each.url}/v1/streams/x", timeout=30).status_code == 404
 
 
 @pytest.mark.slow
@@ -125,7 +140,7 @@ def test_without_a_file_left_streams_go_on_and_nothing_spins(
             within_s=10,
             what="a quiet door",
         )
-        assert httpx.get(f"{door.url}/v1/models", timeout=10).status_code == 200
+        assert httpx.get(f"{door.url}/v1/models", timeout=30).status_code == 200
     assert "Traceback" not in door.process.said()
 
 

@@ -63,7 +63,7 @@ def test_many_requests_run_at_once(system: System) -> None:
     async def test(talk: Talk) -> None:
         pieces = [f"{k} " for k in range(20)]
         bodies = [chat(f"{n}", sim=hook(f"<{n}>", *pieces, itl_ms=20)) for n in range(50)]
-        stay = hook("a", "b", ttft_ms=0, itl_ms=60_000)
+        stay = hook("a", "b", ttft_ms=0, itl_ms=600_000)
         staying = [await talk.begin(f"stays {n}", chat(f"{n}", sim=stay)) for n in range(50)]
         all_heard = [await talk.begin(f"{n}", body) for n, body in enumerate(bodies)]
         await talk.ended(*all_heard)
@@ -85,7 +85,7 @@ def test_an_id_may_be_used_again_once_its_request_has_ended(system: System) -> N
         for number in range(30):
             assert (await talk.ask("same", chat(sim=hook(f"{number}")))).text() == f"{number}"
         for _ in range(10):
-            held = await talk.begin("same", chat(sim=hook("a", ttft_ms=20_000)))
+            held = await talk.begin("same", chat(sim=hook("a", ttft_ms=600_000)))
             await talk.cancel("same")
             await talk.ended(held)
         assert (await talk.ask("same", chat(sim=hook("b")))).text() == "b"
@@ -110,8 +110,8 @@ def test_a_cancelled_request_ends_in_an_error_and_the_others_go_on(system: Syste
 
     async def test(talk: Talk) -> None:
         long = await talk.begin("long", chat("1", sim=hook(*pieces, itl_ms=20)))
-        held = await talk.begin("held", chat("2", sim=hook("a", "b", itl_ms=20_000)))
-        silent = await talk.begin("silent", chat("3", sim=hook("a", ttft_ms=20_000)))
+        held = await talk.begin("held", chat("2", sim=hook("a", "b", itl_ms=600_000, ttft_ms=0)))
+        silent = await talk.begin("silent", chat("3", sim=hook("a", ttft_ms=600_000)))
         await talk.chunks_came(held, 1)
         await talk.cancel("held")
         await talk.cancel("silent")
@@ -123,7 +123,7 @@ def test_a_cancelled_request_ends_in_an_error_and_the_others_go_on(system: Syste
         await talk.ended(long)
         assert long.text() == "".join(pieces)
         request = "req_" + held.chunks[0]["id"].removeprefix("chatcmpl-")
-        assert await until(lambda: system.ledger(request)["aborts"] == 1, within_s=1)
+        assert await until(lambda: system.ledger(request)["aborts"] == 1, within_s=15)
 
     on_socket(system, test)
     system.wait_at_rest()
@@ -132,7 +132,7 @@ def test_a_cancelled_request_ends_in_an_error_and_the_others_go_on(system: Syste
 def test_a_cancel_right_behind_its_request_is_not_lost(system: System) -> None:
     async def test(talk: Talk) -> None:
         for number in range(20):
-            heard = await talk.begin(f"{number}", chat(sim=hook("a", ttft_ms=20_000)))
+            heard = await talk.begin(f"{number}", chat(sim=hook("a", ttft_ms=600_000)))
             await talk.cancel(f"{number}")
             await talk.ended(heard)
             assert heard.error is not None
@@ -239,24 +239,26 @@ def test_an_error_in_the_middle_is_one_message_and_the_others_go_on(system: Syst
     on_socket(system, test)
 
 
-@pytest.mark.slow
 def test_a_repeated_id_is_an_error_of_no_request_and_the_first_goes_on(system: System) -> None:
     async def test(talk: Talk) -> None:
-        first = await talk.begin("a", chat(sim=hook("a", "b", itl_ms=4000)))
+        pieces = [f"{k} " for k in range(10_000)]  # of some ten minutes
+        first = await talk.begin("a", chat(sim=hook(*pieces, itl_ms=60, ttft_ms=0)))
         await talk.chunks_came(first, 1)
         for message in ({"body": chat()}, {}, {"type": "what"}):
             await talk.say({"id": "a"} | message)
             assert await talk.nameless_error()
+        await talk.chunks_came(first, len(first.chunks) + 3)
+        assert not first.ended.is_set()
+        assert "".join(pieces).startswith(first.text())
+        await talk.cancel("a")
         await talk.ended(first)
-        assert first.text() == "ab"
-        assert first.done
 
     on_socket(system, test)
 
 
 def test_the_257th_request_at_once_is_refused_and_then_there_is_room(system: System) -> None:
     async def test(talk: Talk) -> None:
-        slow = hook("a", ttft_ms=60_000)
+        slow = hook("a", ttft_ms=600_000)
         running = [await talk.begin(f"{n}", chat(f"{n}", sim=slow)) for n in range(256)]
         more = await talk.ask("more", chat())
         assert more.error is not None

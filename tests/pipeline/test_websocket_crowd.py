@@ -111,7 +111,10 @@ def test_every_token_of_a_crowd_is_exact_and_an_open_stream_small(
                 ]
                 assert said == _pieces(number)
             for number in range(streams):
-                error = talks[number % sockets].heard(f"held {number}").error
+                talk = talks[number % sockets]
+                heard = talk.heard(f"held {number}")
+                await talk.ended(heard)
+                error = heard.error
                 assert error is not None
                 assert error["code"] == "request_cancelled"
 

@@ -1,9 +1,11 @@
 """How sockets end, and with which code, against real processes."""
 
 import asyncio
+import contextlib
 import json
 
 import pytest
+from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 
 from tests.pipeline.asking import chat, collect, hook
@@ -26,34 +28,35 @@ def test_the_client_closes_with_1000(system: System) -> None:
 
 def test_binary_closes_with_1003(system: System) -> None:
     async def test(talk: Talk) -> None:
-        await talk.begin("a", chat(sim=hook("a", ttft_ms=30_000)))
+        await talk.begin("a", chat(sim=hook("a", ttft_ms=600_000)))
         await talk.socket.send(b"{}")
         assert await talk.end() == 1003
 
     on_socket(system, test)
-    system.wait_at_rest(within_s=1)
+    system.wait_at_rest()
 
 
 def test_bad_utf_8_closes_with_1007_and_leaves_no_traceback(system: System) -> None:
     async def test(talk: Talk) -> None:
-        await talk.begin("a", chat(sim=hook("a", ttft_ms=30_000)))
+        await talk.begin("a", chat(sim=hook("a", ttft_ms=600_000)))
         await talk.socket.send(b'{"id":"\xff"}', text=True)
         assert await talk.end() == 1007
 
     on_socket(system, test)
-    system.wait_at_rest(within_s=1)
+    system.wait_at_rest()
     assert "Traceback" not in system.socket_end.process.said()
 
 
 def test_a_message_over_16_mib_closes_with_1009_while_streams_run(system: System) -> None:
     async def test(talk: Talk) -> None:
-        heard = await talk.begin("a", chat(sim=hook(*["a"] * 500, itl_ms=5)))
+        heard = await talk.begin("a", chat(sim=hook("a", "b", ttft_ms=0, itl_ms=600_000)))
         await talk.chunks_came(heard, 1)
-        await talk.say("x" * (16 * MIB + 1))
+        with contextlib.suppress(ConnectionClosed):  # the other end may be faster than its bytes
+            await talk.say("x" * (16 * MIB + 1))
         assert await talk.end() == 1009
 
     on_socket(system, test)
-    system.wait_at_rest(within_s=1)
+    system.wait_at_rest()
     assert "Traceback" not in system.socket_end.process.said()
 
 
@@ -95,7 +98,7 @@ def test_the_end_of_a_socket_aborts_what_runs_and_takes_out_what_waits(
     requests: list[str] = []
 
     async def test(talk: Talk) -> None:
-        sim = hook("a", "b", ttft_ms=0, itl_ms=30_000)
+        sim = hook("a", "b", ttft_ms=0, itl_ms=600_000)
         running = await talk.begin("runs", chat("1", model="tiny", sim=sim))
         await talk.chunks_came(running, 1)
         requests.append("req_" + running.chunks[0]["id"].removeprefix("chatcmpl-"))
@@ -108,7 +111,7 @@ def test_the_end_of_a_socket_aborts_what_runs_and_takes_out_what_waits(
             await talk.socket.close()
 
     on_socket(system, test)
-    system.wait_at_rest(within_s=1)
+    system.wait_at_rest()
     assert system.ledger(requests[0]) == {"starts": 1, "aborts": 1, "tokens": 1}
     with system.client() as client:
         body = chat(model="tiny", sim=hook("next"))

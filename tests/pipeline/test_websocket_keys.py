@@ -15,15 +15,26 @@ from tests.servers import free_port, node, wait_ready
 from tests.talk import Talk, talking
 from tests.waiting import until, wait_for
 
+PING_S = 1.5
 KEY = f"sk-{secrets.token_hex(16)}"
 
 
 @pytest.fixture(scope="module")
 def keyed(system: System, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """A gateway with a key, which pings each 0.3 s; its `admin_url` is its clients' too."""
+    """A gateway with a key, which pings often; its `admin_url` is its clients' too.
+
+    Who has not answered after three times that is cut: a busy machine's stalls are shorter.
+    """
     folder = tmp_path_factory.mktemp("keyed-sockets")
     port = free_port()
-    ports = ("--port", str(port), "--websocket-ping-s", "0.3", "--cors-origin", "https://a.example")
+    ports = (
+        "--port",
+        str(port),
+        "--websocket-ping-s",
+        f"{PING_S}",
+        "--cors-origin",
+        "https://a.example",
+    )
     process = node(
         "gateway",
         *("--nats-url", system.nats_url, *ports),
@@ -34,8 +45,8 @@ def keyed(system: System, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     try:
         wait_ready(process, found.admin_url)
         wait_for(
-            lambda: "sim" in httpx.get(f"{found.admin_url}/readyz").json()["models"],
-            within_s=10,
+            lambda: "sim" in httpx.get(f"{found.admin_url}/readyz", timeout=30).json()["models"],
+            within_s=15,
             what="the model",
         )
         yield found
@@ -123,13 +134,14 @@ def test_no_key_within_10_s_closes_with_1008(keyed: Node) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_pings_come_through_any_quiet(keyed: Node) -> None:
     async def run() -> None:
         headers = {"Authorization": f"Bearer {KEY}"}
         async with talking(keyed.admin_url, CHAT, additional_headers=headers) as talk:
             pings = _count_pings(talk)
-            heard = await talk.begin("a", chat(sim=hook("a", ttft_ms=60_000)))
-            await until(lambda: len(pings) >= 6)
+            heard = await talk.begin("a", chat(sim=hook("a", ttft_ms=600_000)))
+            await until(lambda: len(pings) >= 3)  # the next is sent once one was answered
             await talk.cancel("a")
             await talk.ended(heard)
             assert not heard.chunks
@@ -159,13 +171,14 @@ def _count_pings(talk: Talk) -> list[bytes]:
     return pings
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_answer_pings_is_closed_and_its_request_aborted(
     system: System, keyed: Node
 ) -> None:
     async def run() -> None:
         headers = {"Authorization": f"Bearer {KEY}"}
         async with talking(keyed.admin_url, CHAT, additional_headers=headers) as talk:
-            heard = await talk.begin("a", chat(sim=hook("a", "b", ttft_ms=0, itl_ms=30_000)))
+            heard = await talk.begin("a", chat(sim=hook("a", "b", ttft_ms=0, itl_ms=600_000)))
             await talk.chunks_came(heard, 1)
             talk.socket.transport.pause_reading()
             await until(lambda: asyncio.to_thread(lambda: not _open(keyed)))
@@ -173,7 +186,7 @@ def test_a_client_that_does_not_answer_pings_is_closed_and_its_request_aborted(
             assert await talk.end() == 1011
 
     asyncio.run(run())
-    system.wait_at_rest(within_s=2)
+    system.wait_at_rest()
 
 
 def _open(keyed: Node) -> float:
@@ -185,7 +198,7 @@ def _open(keyed: Node) -> float:
 
 def test_a_configured_origin_may_read_the_answers(keyed: Node) -> None:
     headers = {"origin": "https://a.example", "authorization": f"Bearer {KEY}"}
-    with httpx.Client(base_url=keyed.admin_url, headers=headers) as client:
+    with httpx.Client(base_url=keyed.admin_url, headers=headers, timeout=30) as client:
         for answer in (client.post(CHAT, json=chat(max_tokens=1)), client.get("/v1/models")):
             assert answer.status_code == 200
             assert answer.headers["access-control-allow-origin"] == "https://a.example"
@@ -193,7 +206,7 @@ def test_a_configured_origin_may_read_the_answers(keyed: Node) -> None:
 
 def test_another_origin_is_served_but_no_page_may_read_it(keyed: Node) -> None:
     headers = {"origin": "https://b.example", "authorization": f"Bearer {KEY}"}
-    with httpx.Client(base_url=keyed.admin_url, headers=headers) as client:
+    with httpx.Client(base_url=keyed.admin_url, headers=headers, timeout=30) as client:
         answer = client.post(CHAT, json=chat(max_tokens=1))
         assert answer.status_code == 200
         assert "access-control-allow-origin" not in answer.headers

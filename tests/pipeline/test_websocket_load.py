@@ -15,7 +15,7 @@ import pytest
 from websockets.sync.client import connect
 
 from tests.memory import own_bytes
-from tests.pipeline.asking import CHAT, chat, hook
+from tests.pipeline.asking import CHAT, PATIENCE_S, chat, hook
 from tests.pipeline.conftest import System
 from tests.talk import Heard, talking
 from tests.waiting import until
@@ -41,19 +41,19 @@ def _memory(system: System) -> int:
 
 
 def _bodies() -> list[dict[str, Any]]:
-    """Return requests of mixed lengths; one of them does not end for three minutes."""
+    """Return requests of mixed lengths; one of them does not end for half an hour."""
     bodies = [
         chat(f"Stream {number}.", seed=number, max_tokens=5 + 7 * number % 200, ignore_eos=True)
         for number in range(STREAMS)
     ]
-    bodies[SLOW] = chat("Slow.", sim=hook(*"slow", itl_ms=60_000, ttft_ms=0))
+    bodies[SLOW] = chat("Slow.", sim=hook(*"slow", itl_ms=600_000, ttft_ms=0))
     return bodies
 
 
 async def _whole(system: System, bodies: list[dict[str, Any]]) -> list[str]:
     limits = httpx.Limits(max_connections=20)
     async with httpx.AsyncClient(
-        base_url=system.url, timeout=60, limits=limits, follow_redirects=True
+        base_url=system.url, timeout=PATIENCE_S, limits=limits, follow_redirects=True
     ) as client:
         answers = await asyncio.gather(*(client.post(CHAT, json=body) for body in bodies))
     return [answer.json()["choices"][0]["message"]["content"] for answer in answers]
@@ -103,16 +103,16 @@ def test_a_fast_request_in_a_crowd_waits_for_none_of_it(system: System) -> None:
             others = [await talk.begin(f"{n}", crowd) for n in range(STREAMS)]
             for heard in others:
                 await talk.chunks_came(heard, 1)
-            asked = _middle(others)
+            asked = _counts(others)
             heard = await talk.begin("fast", fast)
             await talk.chunks_came(heard, 1)
-            begun = _middle(others)
+            begun = _counts(others)
             await talk.ended(heard)
-            ended = _middle(others)
+            ended = _counts(others)
             assert heard.text() == "abcdefghij"
             assert not any(other.ended.is_set() for other in others)
-            assert ended - begun <= 3 * len(heard.chunks), "others went before it"
-            assert begun - asked <= AHEAD_MAX, "it was begun late"
+            assert _came(begun, ended) <= 3 * len(heard.chunks), "others went before it"
+            assert _came(asked, begun) <= AHEAD_MAX, "it was begun late"
             for number in range(STREAMS):
                 await talk.cancel(f"{number}")
             await talk.ended(*others)
@@ -121,9 +121,15 @@ def test_a_fast_request_in_a_crowd_waits_for_none_of_it(system: System) -> None:
     system.wait_at_rest()
 
 
-def _middle(all_heard: list[Heard]) -> float:
-    """Return how many tokens have come of the one in the middle."""
-    return statistics.median(len(heard.chunks) for heard in all_heard)
+def _counts(all_heard: list[Heard]) -> list[int]:
+    return [len(heard.chunks) for heard in all_heard]
+
+
+def _came(before: list[int], after: list[int]) -> float:
+    """Return how many tokens came at least of each of the crowd, but for its slowest tenth: who is
+    at the fast one's worker stands still with it."""
+    tenths = statistics.quantiles((b - a for a, b in zip(before, after, strict=True)), n=10)
+    return tenths[0]
 
 
 def test_one_slow_reader_takes_bounded_memory_and_nothing_from_the_others(system: System) -> None:
@@ -229,7 +235,10 @@ def test_a_prompt_of_5_mb_delays_nobodys_pong(system: System, kind: str) -> None
         stop.set()
         pongs = answer.get(timeout=60)
         longest_s = [
-            max(until_s - since_s for since_s, until_s in pongs if until_s > a_s and since_s < b_s)
+            max(
+                (end_s - since_s for since_s, end_s in pongs if end_s > a_s and since_s < b_s),
+                default=PING_S_MAX,  # who pings stood still
+            )
             for a_s, b_s in spans
         ]
         assert min(longest_s) < PING_S_MAX, longest_s
