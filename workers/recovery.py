@@ -8,6 +8,7 @@ after the last token of the log, or after what the streamer has shown beyond it.
 """
 
 import asyncio
+import itertools
 import logging
 import time
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 HOLDS_TIMEOUT_S: Final = 0.15
 SILENCE_S: Final = 0.6
+QUESTIONS_MIN: Final = 3
+"""Who asks may have stood still itself, with all of its machine: its clock alone is no silence."""
 RECONNECT_S: Final = 2.0
 """What a holder may take to find the broker that has just come back."""
 ASK_AGAIN_S: Final = 0.1
@@ -86,16 +89,18 @@ async def is_held(bus: Bus, worker: str, *, request: str, ack: str, heard_s: flo
     question = msgspec.json.encode(subjects.HoldsQuestion(request, ack))
     subject = subjects.worker_holds(worker)
     silent_s = time.monotonic() + SILENCE_S
-    while True:
+    for questions in itertools.count(1):
         try:
             return await bus.request(subject, question, timeout_s=HOLDS_TIMEOUT_S) == b"yes"
         except NobodyAnswers:
             if time.monotonic() > max(bus.returned_s, heard_s) + RECONNECT_S:
                 return False
         except BrokerAway:
-            if time.monotonic() > silent_s or not bus.connected:
+            silent = time.monotonic() > silent_s and questions >= QUESTIONS_MIN
+            if silent or not bus.connected:
                 return False
         await asyncio.sleep(ASK_AGAIN_S)
+    raise AssertionError("there is always one more question")
 
 
 async def past_of(bus: Bus, envelope: Envelope, *, attempt: int | None = None) -> History:
