@@ -15,7 +15,7 @@ from headrace.bus import BrokerAway, BrokerRefused, Bus
 from headrace.topology import Sizes
 from tests.broker import with_bus
 from tests.pipeline.asking import CHAT, chat, hook
-from tests.pipeline.conftest import Mode, Node, front, page, worker
+from tests.pipeline.conftest import Mode, Node, front, models_at, page, worker
 from tests.servers import answers, wait_ready
 from tests.waiting import wait_for
 
@@ -128,8 +128,7 @@ def running(
         for each in nodes:
             wait_ready(each.process, each.admin_url)
         if workers:
-            url = f"{found.door.admin_url}/readyz"
-            wait_for(lambda: "sim" in page(url), within_s=15, what="sim")
+            wait_for(lambda: "sim" in models_at(found.door.url), within_s=15, what="sim")
         yield found
         for each in nodes:
             assert each.process.alive or each.process.told, each.process.said()[-4000:]

@@ -12,7 +12,7 @@ from headrace import topology
 from ingress.dispatch import ACCEPT_TIMEOUT_S
 from tests.broker import with_bus
 from tests.pipeline.asking import CHAT, chat, collect, hook, refusal, stream
-from tests.pipeline.conftest import Mode, Node, front, page, worker
+from tests.pipeline.conftest import Mode, Node, front, models_at, worker
 from tests.servers import NatsServer, answers, wait_ready
 from tests.waiting import wait_for
 
@@ -50,8 +50,7 @@ def small(mode: Mode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Smal
         for each in (*fronts, only):
             wait_ready(each.process, each.admin_url)
         found = Small(nats, fronts[0], fronts)
-        url = f"{found.door.admin_url}/readyz"
-        wait_for(lambda: "sim" in page(url), within_s=15, what="the model")
+        wait_for(lambda: "sim" in models_at(found.door.url), within_s=15, what="the model")
         yield found
         for each in (*fronts, only):
             assert each.process.alive, each.process.said()[-4000:]
