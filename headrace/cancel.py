@@ -4,9 +4,16 @@ Deleting a message that runs succeeds and tells its worker nothing; a signal alo
 one in the queue.
 """
 
+import asyncio
+import contextlib
+from typing import Final
+
 from headrace.bus import BrokerAway, BrokerRefused, Bus
 from headrace.settle import settle_unrun
 from schemas import subjects
+
+AGAIN_S: Final = 2.0
+"""How much later than who cancels a worker may find the broker that has just come back."""
 
 
 async def cancel(bus: Bus, *, tenant: str, request: str, begun: bool = True) -> bool:
@@ -25,6 +32,19 @@ async def cancel(bus: Bus, *, tenant: str, request: str, begun: bool = True) -> 
     return purged > 0
 
 
+async def cancel_late(bus: Bus, *, tenant: str, request: str, begun: bool = True) -> None:
+    """Cancel a request on the broker's return, when its worker may not be back to hear of it.
+    Raises as `cancel`."""
+    await cancel(bus, tenant=tenant, request=request, begun=begun)
+
+    async def again() -> None:
+        await asyncio.sleep(AGAIN_S)
+        with contextlib.suppress(BrokerAway):
+            await bus.publish(subjects.cancel_signal(tenant, request), b"")
+
+    bus.errands.spawn(again(), name="cancel again")
+
+
 async def cancel_surely(bus: Bus, *, tenant: str, request: str, begun: bool = True) -> None:
     """Cancel a request that nobody waits for; a broker that is away hears of it when it is back.
 
@@ -35,7 +55,7 @@ async def cancel_surely(bus: Bus, *, tenant: str, request: str, begun: bool = Tr
     except (BrokerAway, BrokerRefused):
 
         async def later() -> None:
-            await cancel(bus, tenant=tenant, request=request, begun=begun)
+            await cancel_late(bus, tenant=tenant, request=request, begun=begun)
 
         bus.errands.owe(later)
         raise

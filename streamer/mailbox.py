@@ -14,7 +14,7 @@ import msgspec
 
 from headrace import topology
 from headrace.bus import BrokerAway, BrokerRefused, Bus, Message, Subscription
-from headrace.cancel import cancel
+from headrace.cancel import cancel, cancel_late
 from schemas import subjects
 from schemas.errors import Draining, StreamInterrupted
 from schemas.subjects import ReplySubject, ShownQuestion, UnreadQuestion
@@ -222,7 +222,9 @@ class Mailbox:
     async def _cancel_unread(self, reply: OpenReply, *, attached: bool) -> None:
         """Cancel what a cut-off node could not: its client may have gone on elsewhere since."""
         if not (reply.left and await self._is_read(reply, attached=attached)):
-            await self._cancel(reply)
+            await cancel_late(
+                self._bus, tenant=reply.tenant, request=reply.request, begun=reply.reply.started
+            )
 
     async def _is_read(self, reply: OpenReply, *, attached: bool) -> bool:
         """Ask whether somebody else reads this reply, which is no longer open here: a client that

@@ -27,7 +27,8 @@ from workers.history import History, read_history
 log = logging.getLogger(__name__)
 
 HOLDS_TIMEOUT_S: Final = 0.15
-SILENCE_S: Final = 0.6
+SILENCES_MAX: Final = 3
+"""Questions that a holder leaves unanswered, for 0.65 s in all."""
 RECONNECT_S: Final = 2.0
 """What a holder may take to find the broker that has just come back."""
 ASK_AGAIN_S: Final = 0.1
@@ -81,19 +82,23 @@ async def is_held(bus: Bus, worker: str, *, request: str, ack: str, heard_s: flo
 
     After an outage all that runs is delivered again, to whoever is back first: one that nobody
     hears although its heartbeat was heard at `heard_s`, or before we came back ourselves, is given
-    time to reconnect.
+    time to reconnect. Patience is counted in questions: who asks may stand still itself, with all
+    of its machine.
     """
     question = msgspec.json.encode(subjects.HoldsQuestion(request, ack))
     subject = subjects.worker_holds(worker)
-    silent_s = time.monotonic() + SILENCE_S
+    reconnect_s = max(bus.returned_s, heard_s) + RECONNECT_S - time.monotonic()
+    unheard = silent = 0
     while True:
         try:
             return await bus.request(subject, question, timeout_s=HOLDS_TIMEOUT_S) == b"yes"
         except NobodyAnswers:
-            if time.monotonic() > max(bus.returned_s, heard_s) + RECONNECT_S:
+            unheard += 1
+            if unheard * ASK_AGAIN_S > reconnect_s:
                 return False
         except BrokerAway:
-            if time.monotonic() > silent_s or not bus.connected:
+            silent += 1
+            if silent >= SILENCES_MAX or not bus.connected:
                 return False
         await asyncio.sleep(ASK_AGAIN_S)
 

@@ -26,6 +26,7 @@ from workers.history import History
 from workers.intake import Intake
 from workers.keeping import keep_answer
 from workers.lease import Leases
+from workers.leaving import leave
 from workers.ownership import owned, rivals
 from workers.recovery import (
     SUSPECT_DEATHS,
@@ -167,9 +168,7 @@ class Worker:
             with contextlib.suppress(BrokerAway):
                 await generation.give_back()
                 await self._bus.publish(generation.ack, NAK)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await leave(list(self._tasks), set(self._held))
         with contextlib.suppress(BrokerAway, BrokerRefused):
             await registry.withdraw(self._bus, subjects.WORKERS, self.name)
 

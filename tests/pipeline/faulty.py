@@ -11,13 +11,16 @@ from typing import Any, Protocol
 import httpx
 
 from headrace import topology
-from headrace.bus import Bus
+from headrace.bus import BrokerAway, BrokerRefused, Bus
 from headrace.topology import Sizes
 from tests.broker import with_bus
 from tests.pipeline.asking import CHAT, chat, hook
-from tests.pipeline.conftest import Mode, Node, front, page, worker
+from tests.pipeline.conftest import Mode, Node, front, models_at, page, worker
 from tests.servers import answers, wait_ready
 from tests.waiting import wait_for
+
+BEGUN = 5
+"""A stream of so many tokens has begun."""
 
 
 class Broker(Protocol):
@@ -65,6 +68,10 @@ class Faulty:
     def all_ready(self) -> bool:
         return all(answers(f"{node.admin_url}/readyz") for node in self.nodes)
 
+    def wait_ready(self) -> None:
+        """Wait until every node has found its broker again."""
+        wait_for(self.all_ready, within_s=15, what="readiness 200")
+
     def starts(self, request: str) -> int:
         """How often engines were started for a request."""
         return sum(
@@ -102,9 +109,16 @@ def running(
     async def apply(bus: Bus) -> None:
         await topology.apply(bus, Sizes(replicas=replicas))
 
+    def applied() -> bool:
+        try:
+            with_bus(broker.url, apply)
+        except (BrokerAway, BrokerRefused):  # servers of a cluster may be electing
+            return False
+        return True
+
     nodes: list[Node] = []
     try:
-        with_bus(broker.url, apply)
+        wait_for(applied, within_s=15, what="streams")
         modules = ["gateway"] if mode == "gateway" else ["streamer", "ingress"]
         fronts = tuple(front(module, broker.url, folder) for module in modules)
         nodes += fronts
@@ -114,8 +128,7 @@ def running(
         for each in nodes:
             wait_ready(each.process, each.admin_url)
         if workers:
-            url = f"{found.door.admin_url}/readyz"
-            wait_for(lambda: "sim" in page(url), within_s=15, what="sim")
+            wait_for(lambda: "sim" in models_at(found.door.url), within_s=15, what="sim")
         yield found
         for each in nodes:
             assert each.process.alive or each.process.told, each.process.said()[-4000:]
@@ -145,9 +158,27 @@ async def river(
     itl_ms: float,
     begun: asyncio.Semaphore | None = None,
 ) -> River:
-    """Ask for a stream and read all of it: `id=text` of each event, and the error that ends it."""
-    body = chat(name, stream=True, sim=hook(*pieces, itl_ms=itl_ms, ttft_ms=0))
+    """Ask for a stream and read all of it: `id=text` of each event, and the error that ends it.
+
+    `begun` is told of the fifth token, or of the end of a stream that has none.
+    """
     seen: list[str] = []
+    try:
+        return await _read(client, name, pieces, itl_ms, seen, begun)
+    finally:
+        if begun is not None and len(seen) < BEGUN:
+            begun.release()
+
+
+async def _read(
+    client: httpx.AsyncClient,
+    name: str,
+    pieces: Sequence[str],
+    itl_ms: float,
+    seen: list[str],
+    begun: asyncio.Semaphore | None,
+) -> River:
+    body = chat(name, stream=True, sim=hook(*pieces, itl_ms=itl_ms, ttft_ms=0))
     error = None
     async with client.stream("POST", CHAT, json=body) as answer:
         if answer.status_code != 200:
@@ -163,7 +194,7 @@ async def river(
                     error = chunk["error"]
                     continue
                 seen[-1] += "=" + (chunk["choices"][0]["delta"].get("content") or "")
-                if len(seen) == 5 and begun is not None:
+                if len(seen) == BEGUN and begun is not None:
                     begun.release()
     return River(request, seen, error)
 

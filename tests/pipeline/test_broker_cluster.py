@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from headrace.bus import BrokerAway
+from headrace.bus import BrokerAway, BrokerRefused
 from tests.cluster import NatsCluster
 from tests.pipeline.asking import CHAT, chat, hook
 from tests.pipeline.faulty import Faulty, River, river, running, whole
@@ -30,6 +30,7 @@ def faulty(cluster: NatsCluster, tmp_path_factory: pytest.TempPathFactory) -> It
 
 async def _rivers(faulty: Faulty, *faults: Callable[[], Awaitable[None]]) -> list[River]:
     """Read streams while faults happen, one after another."""
+    await asyncio.to_thread(faulty.wait_ready)  # who is not would refuse a request
     begun = asyncio.Semaphore(0)
     async with faulty.async_client() as client:
         tasks = [
@@ -54,7 +55,7 @@ def _leader(faulty: Faulty, stream: str) -> str | None:
     """Return who leads a stream, None while nobody does."""
     try:
         leader = faulty.api(f"STREAM.INFO.{stream}")["cluster"].get("leader")
-    except BrokerAway:
+    except (BrokerAway, BrokerRefused):
         return None
     return None if leader is None else str(leader)
 
@@ -126,7 +127,7 @@ def test_streams_are_whole_when_a_streams_leader_is_killed(
     def complete() -> bool:
         try:
             followers = faulty.api(f"STREAM.INFO.{stream}")["cluster"].get("replicas") or []
-        except BrokerAway:  # there is no leader yet
+        except (BrokerAway, BrokerRefused):  # there is no leader yet
             return False
         return sum(bool(each.get("current")) for each in followers) == 2
 

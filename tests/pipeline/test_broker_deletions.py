@@ -83,6 +83,7 @@ def test_consumers_deleted_while_idle_are_made_again(faulty: Faulty) -> None:
 
 async def _rivers(faulty: Faulty, *deleted: str) -> list[River]:
     """Read streams while something is deleted by a JetStream call."""
+    await asyncio.to_thread(faulty.wait_ready)  # who is not would refuse a request
     begun = asyncio.Semaphore(0)
     async with faulty.async_client() as client:
         tasks = [
@@ -114,7 +115,7 @@ def test_streams_go_on_when_the_queue_or_the_log_is_deleted_under_them(
 ) -> None:
     rivers = asyncio.run(_rivers(faulty, f"STREAM.DELETE.{stream}"))
     _assert_whole_and_started_once(faulty, rivers)
-    wait_for(faulty.all_ready, within_s=15, what="readiness")
+    faulty.wait_ready()
     assert _says(faulty, "after") == "after"
     wait_for(lambda: _queued(faulty) == 0, within_s=15, what="an empty queue")
 
@@ -127,7 +128,7 @@ def test_a_stream_deleted_while_idle_is_made_again_as_it_was(faulty: Faulty, str
     after.pop("first_seq", None)
     before.pop("first_seq", None)
     assert after == before
-    wait_for(faulty.all_ready, within_s=15, what="readiness")
+    faulty.wait_ready()
     assert _says(faulty, "after") == "after"
 
 

@@ -22,10 +22,25 @@ PIECES = [f"{number} " for number in range(400)]
 
 
 async def _stream(client: httpx.AsyncClient, number: int, begun: asyncio.Semaphore) -> list[str]:
-    """Return the `id`s of a stream's events with their text; raise on an error event."""
-    body = chat(f"river {number}", stream=True, sim=hook(*PIECES, itl_ms=20, ttft_ms=0))
+    """Return the `id`s of a stream's events with their text; raise on an error event.
+
+    `begun` is told of the fifth, or of the end of a stream that has none.
+    """
     seen: list[str] = []
+    try:
+        await _read(client, number, seen, begun)
+    finally:
+        if len(seen) < 5:
+            begun.release()
+    return seen
+
+
+async def _read(
+    client: httpx.AsyncClient, number: int, seen: list[str], begun: asyncio.Semaphore
+) -> None:
+    body = chat(f"river {number}", stream=True, sim=hook(*PIECES, itl_ms=20, ttft_ms=0))
     async with client.stream("POST", CHAT, json=body) as answer:
+        assert answer.status_code == 200, await answer.aread()
         async for line in answer.aiter_lines():
             if line.startswith("id: "):
                 seen.append(line.removeprefix("id: "))
@@ -35,7 +50,6 @@ async def _stream(client: httpx.AsyncClient, number: int, begun: asyncio.Semapho
                 seen[-1] += "=" + (chunk["choices"][0]["delta"].get("content") or "")
                 if len(seen) == 5:
                     begun.release()
-    return seen
 
 
 async def _over_a_death(

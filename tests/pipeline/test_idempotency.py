@@ -142,7 +142,10 @@ def test_a_refused_request_gives_its_key_back(system: System) -> None:
 def test_a_failed_request_gives_its_key_back(system: System) -> None:
     key = new_key()
     failing = chat(sim=hook("a", "b", fail_at=1))
-    first, second = ask(system, failing, key), ask(system, failing, key)
+    first = ask(system, failing, key)
+    system.wait_at_rest()  # a client may hear of an end a moment before the log has it
+    second = ask(system, failing, key)
+    system.wait_at_rest()
     assert first.status_code == second.status_code == 500
     assert first.headers["x-request-id"] != second.headers["x-request-id"]
     one_start(system, [ask(system, story(), key)])
@@ -173,7 +176,7 @@ def test_a_client_that_left_for_good_gives_its_key_back(system: System) -> None:
     with system.client() as client, client.stream("POST", CHAT, json=slow, headers=key) as answer:
         request = answer.headers["x-request-id"]
         wait_for(lambda: system.ledger(request)["starts"] == 1, within_s=15, what="a start")
-    wait_for(lambda: system.ledger(request)["aborts"] == 1, within_s=3, what="an abort")
+    wait_for(lambda: system.ledger(request)["aborts"] == 1, within_s=15, what="an abort")
     again = ask(system, chat(sim=hook("b")), key)
     assert again.headers["x-request-id"] != request
     one_start(system, [again])
@@ -228,7 +231,7 @@ def test_one_reader_of_two_may_leave_and_the_last_ones_leaving_cancels(
                 break
         assert system.ledger(request)["aborts"] == 0
         stays.close()
-    wait_for(lambda: system.ledger(request)["aborts"] == 1, within_s=3, what="an abort")
+    wait_for(lambda: system.ledger(request)["aborts"] == 1, within_s=15, what="an abort")
     assert system.ledger(request)["starts"] == 1
     system.wait_at_rest()
 

@@ -64,6 +64,11 @@ class Cluster:
             found = {name: count + entry.get(name, 0) for name, count in found.items()}
         return found
 
+    def made(self) -> int:
+        """Return how many tokens the engines have made."""
+        pages = (page(f"{each.admin_url}/sim/requests") for each in self.workers)
+        return sum(entry["tokens"] for found in pages for entry in json.loads(found).values())
+
     def counted(self, name: str) -> float:
         """Return a metric of all workers together."""
         return sum(each.metrics()[name] for each in self.workers)
@@ -114,7 +119,8 @@ def test_of_a_killed_gateways_requests_only_those_that_somebody_wants_run_on(
     whole = {"starts": 1, "aborts": 0, "tokens": len(PIECES)}
     wait_for(lambda: cluster.ledger(alone) == whole, within_s=30, what="the end of the kept one")
     assert cluster.ledger(resumed) == whole
-    assert cluster.counted("headrace_worker_requests_orphaned_total") == 1
+    orphaned = "headrace_worker_requests_orphaned_total"
+    wait_for(lambda: cluster.counted(orphaned) == 1, within_s=15, what="an orphan")
 
 
 def test_what_a_killed_gateway_left_in_the_queue_never_reaches_an_engine(cluster: Cluster) -> None:
@@ -153,8 +159,7 @@ def test_a_broker_away_for_longer_than_the_patience_ends_no_request(cluster: Clu
 
     reader = threading.Thread(target=ask)
     reader.start()
-    inflight = "headrace_worker_requests_inflight"
-    wait_for(lambda: cluster.counted(inflight) == 1, within_s=15, what="a request that runs")
+    wait_for(lambda: cluster.made() > 0, within_s=15, what="a request that runs")
     cluster.nats.stop()
     back_s = time.monotonic() + 2 * PATIENCE_S
     wait_for(lambda: time.monotonic() > back_s, within_s=3 * PATIENCE_S, what="a long absence")

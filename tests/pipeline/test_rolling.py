@@ -29,7 +29,8 @@ pytestmark = pytest.mark.slow
 SHORT, LONG = 16, 6
 SHORT_PIECES = [f"<{number}>" for number in range(40)]
 LONG_PIECES = [f"<{number}>" for number in range(250)]
-ORPHAN_S = 4.0
+ORPHAN_S = 10.0
+"""Longer than a client needs to come back, whatever else the machine does."""
 PATIENCE_S = 180.0
 """How long a client tries in vain before the test fails."""
 
@@ -57,14 +58,14 @@ class Part:
         self.process.terminate()
         url = f"http://127.0.0.1:{self.admin}"
         wait_for(lambda: not answers(f"{url}/readyz"), within_s=15, what="readiness 503")
-        status = self.process.stop(within_s=20)
+        status = self.process.stop()
         assert status == 0, self.process.said()[-4000:]
         self.start()
         self.wait_ready()
 
     def busy(self) -> dict[str, float]:
         """Return the gauges of load that are not 0."""
-        text = httpx.get(f"http://127.0.0.1:{self.admin}/metrics", timeout=5).text
+        text = httpx.get(f"http://127.0.0.1:{self.admin}/metrics", timeout=30).text
         pairs = [line.split() for line in text.splitlines() if line.startswith("headrace_")]
         return {k: float(n) for k, n in pairs if GAUGES.search(k) and float(n)}
 

@@ -120,7 +120,7 @@ def test_a_gateway_told_to_stop_ends_its_streams_and_refuses_new_ones(
     process = node("gateway", *args, log=tmp_path / "g.log")
     try:
         wait_ready(process, admin_url)
-        with httpx.Client(base_url=url) as client:
+        with httpx.Client(base_url=url, timeout=30) as client:
             wait_for(
                 lambda: len(client.get("/v1/models").json()["data"]) >= 2, within_s=10, what="sim"
             )
@@ -159,7 +159,7 @@ def test_a_gateway_past_its_grace_ends_streams_with_an_error_that_says_so(
         # Each token may meet the end of the grace, so there are many.
         with streaming(url, 12) as texts:
             begun = "headrace_gateway_replies_open 12.0"
-            with httpx.Client(base_url=url) as client:
+            with httpx.Client(base_url=url, timeout=30) as client:
                 wait_for(lambda: begun in client.get("/metrics").text, within_s=15, what="streams")
             stopper, status = _stop_in_background(process)
         stopper.join()
@@ -178,7 +178,7 @@ def test_100_streams_of_a_stopping_gateway_end_within_its_grace_or_go_on_at_anot
     url = f"http://127.0.0.1:{port}"
     args = ("--nats-url", system.nats_url, "--port", str(port), "--grace-s", "2")
     process = node("gateway", *args, log=tmp_path / "g.log")
-    short, long = PIECES[:20], [f"<{number}>" for number in range(200)]
+    short, long = PIECES[:20], [f"<{number}>" for number in range(320)]
 
     async def run() -> Resuming:
         async with Resuming([url], [system.url]) as client, asyncio.TaskGroup() as group:
@@ -191,7 +191,11 @@ def test_100_streams_of_a_stopping_gateway_end_within_its_grace_or_go_on_at_anot
 
     def stop_once_all_have_begun() -> None:
         begun = "headrace_gateway_replies_opened_total 100.0"
-        wait_for(lambda: begun in httpx.get(f"{url}/metrics").text, within_s=60, what="100 streams")
+        wait_for(
+            lambda: begun in httpx.get(f"{url}/metrics", timeout=30).text,
+            within_s=60,
+            what="100 streams",
+        )
         process.terminate()
 
     try:

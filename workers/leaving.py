@@ -1,0 +1,24 @@
+"""How a worker's requests leave it when it stops. Rule: what is given back stops at once, and what
+has ended is kept and acknowledged first: another worker would have to find out that it has.
+"""
+
+import asyncio
+from collections.abc import Collection
+from typing import Any, Final
+
+ENDING_S: Final = 2.0
+"""What that takes by far, where the broker answers."""
+
+
+async def leave(tasks: Collection[asyncio.Task[Any]], given_back: Collection[str]) -> None:
+    """End tasks, which bear the names of their requests."""
+    ending = [task for task in tasks if task.get_name() not in given_back]
+    for task in tasks:
+        if task not in ending:
+            task.cancel()
+    if ending:
+        await asyncio.wait(ending, timeout=ENDING_S)
+    left = list(tasks)
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
