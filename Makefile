@@ -50,7 +50,7 @@ run-vllm: .venv-vllm/installed $(MODEL)/config.json
 		--data-dir .headrace-vllm $(ARGS)
 
 test-vllm: .venv-vllm/installed $(MODEL)/config.json
-	$(VLLM_ENVIRON) $(VLLM_BIN)/python -m pytest -m vllm $(PYTEST_ARGS)
+	$(VLLM_ENVIRON) $(VLLM_BIN)/python -m pytest -m vllm -o faulthandler_timeout=1500 $(PYTEST_ARGS)
 
 test-clients: .venv-clients/installed
 	$(CLIENTS_BIN)/python -m pytest -m clients tests/clients $(PYTEST_ARGS)

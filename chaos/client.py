@@ -26,7 +26,8 @@ SILENCE_S: Final = 30.0
 """Longer than the pause between comments (14 s), and than any process is frozen."""
 IMPATIENT_S: Final = 2.5
 WHOLE_S: Final = 60.0
-ANSWER_S: Final = 120.0
+ANSWER_S: Final = 300.0
+"""So long that only what never comes is missed, on any machine."""
 PAUSE_S: Final = 0.2
 RETRY_AFTER_S_MAX: Final = 1.0
 UNREACHABLE: Final = frozenset({429, 503})
@@ -84,7 +85,15 @@ class Client:
         tally.end(now_s=time.monotonic(), error=error)
 
     async def learn(self, order: Order) -> Expected:
-        """Return what a story says. Raises Cut, Interrupted or Ended."""
+        """Return what a story says. Raises Ended, and TimeoutError."""
+        async with asyncio.timeout(ANSWER_S):
+            while True:
+                try:
+                    return await self._told(order)
+                except (Cut, Interrupted):
+                    await asyncio.sleep(PAUSE_S)
+
+    async def _told(self, order: Order) -> Expected:
         tokens = 0
         said: list[tuple[int, str]] = []
         async with AsyncExitStack() as stack:
@@ -178,7 +187,10 @@ class Client:
                 raise Cut(f"the ticket was answered by {answer.status}")
         if answer.status == 200:
             return answer
-        error = await _error(answer)
+        try:
+            error = await _error(answer)
+        except Cut:
+            return None  # refused, whatever for
         if error.code not in ASK_AGAIN:
             raise error
         await _rest(answer)

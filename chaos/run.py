@@ -19,8 +19,9 @@ from headrace.bus import BrokerAway, BrokerRefused
 
 log = logging.getLogger(__name__)
 
-REST_S: Final = 45.0
-"""After a front's death its requests run on for up to 30 s without a reader."""
+REST_S: Final = 180.0
+"""After a front's death its requests run on for up to 30 s without a reader; the rest is patience
+with the machine."""
 LOOK_S: Final = 0.2
 _TAKEN_OVER: Final = re.compile(r"taken over at token \d+: go on")
 
@@ -34,8 +35,8 @@ class Options:
     per_minute: float
     streams: int
     split: bool
-    recovery_s_max: float
-    """What the p99 of the waits after a kill -9 of a worker may be."""
+    recovery_s_max: float | None
+    """What the p99 of the waits after a kill -9 of a worker may be; None where no time matters."""
 
 
 @dataclass(slots=True)

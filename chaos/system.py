@@ -21,6 +21,7 @@ from chaos.client import Doors
 from chaos.faults import Fault, Kind, Tier
 from chaos.http import Cut, exchange
 from chaos.links import HOST, Link
+from chaos.orders import MODEL
 from headrace import topology
 from headrace.broker import find_binary
 from headrace.bus import Bus, BusSettings, connect
@@ -28,14 +29,15 @@ from headrace.sockets import reserve
 from headrace.supervise import tied_to
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-START_S: Final = 60.0
+START_S: Final = 180.0
 GRACE_S: Final = 3.0
-STOP_S: Final = GRACE_S + 27.0
-"""Its grace, and what it may spend on a broker that does not answer."""
+STOP_S: Final = GRACE_S + 117.0
+"""Its grace, what it may spend on a broker that does not answer (27 s), and patience with the
+machine: a process that hangs does not end at all."""
 AGAIN_S: Final = 0.5
 """The pause before a process that ended by itself is started again."""
 PROBE_S: Final = 0.1
-PROBE_TIMEOUT_S: Final = 2.0
+PROBE_TIMEOUT_S: Final = 10.0
 PAGE_TIMEOUT_S: Final = 10.0
 SIM: Final = '{"step_us": 15000}'
 WORKERS: Final = 3
@@ -252,7 +254,25 @@ async def running(folder: Path, *, split: bool) -> AsyncIterator[System]:
             posts=tuple(node.url for node in nodes if node.name.startswith(fronts[0])),
             reads=tuple(node.url for node in nodes if node.name.startswith(fronts[-1])),
         )
+        await asyncio.gather(*(_offering(url) for url in doors.posts))
         yield System({node.name: node for node in (nats, *nodes)}, doors, bus)
+
+
+async def _offering(url: str) -> None:
+    """Wait until a door knows the model: it is ready without any. Raises NotStarted."""
+    try:
+        async with asyncio.timeout(START_S):
+            while not await _lists(url):  # noqa: ASYNC110
+                await asyncio.sleep(PROBE_S)
+    except TimeoutError:
+        raise NotStarted(f"{url} does not know {MODEL} after {START_S:g} s") from None
+
+
+async def _lists(url: str) -> bool:
+    try:
+        return f'"{MODEL}"' in await _page(f"{url}/v1/models")
+    except Cut:
+        return False
 
 
 async def _end_all(nodes: Sequence[Node]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from chaos.links import HOST, Link
+from headrace.sockets import reserve
 
 Reader = asyncio.StreamReader
 Writer = asyncio.StreamWriter
@@ -123,15 +124,12 @@ def test_a_swallowing_link_loses_what_is_sent_and_breaks_when_it_is_mended() -> 
 
 def test_a_link_to_a_server_that_is_away_breaks_at_once() -> None:
     async def test(_link: Link, _reader: Reader, _writer: Writer) -> None:
-        with_nobody = await asyncio.start_server(_echo, HOST, 0)
-        port = with_nobody.sockets[0].getsockname()[1]
-        with_nobody.close()
-        await with_nobody.wait_closed()
-        link = Link(port)
-        await link.open()
-        reader, writer = await _connect(link)
-        assert await _is_broken(reader)
-        writer.close()
-        await link.close()
+        with reserve(HOST, 0) as nobody:  # a port that no other process can get meanwhile
+            link = Link(nobody.getsockname()[1])
+            await link.open()
+            reader, writer = await _connect(link)
+            assert await _is_broken(reader)
+            writer.close()
+            await link.close()
 
     _run(test)

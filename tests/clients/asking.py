@@ -6,6 +6,7 @@ import openai
 from pydantic import BaseModel
 
 MODEL = "sim"
+PATIENCE_S = 60.0
 MESSAGES: Any = [{"role": "user", "content": "Where is the river?"}]
 PIECES = ["The ", "river ", "is ", "in ", "Ulm", "."]
 TEXT = "".join(PIECES)
@@ -42,7 +43,7 @@ def client(url: str, key: str = "none") -> openai.OpenAI:
     """Return OpenAI's client; it does not ask again by itself."""
     http = openai.DefaultHttpxClient(verify=False)
     return openai.OpenAI(
-        base_url=f"{url}/v1", api_key=key, timeout=30, max_retries=0, http_client=http
+        base_url=f"{url}/v1", api_key=key, timeout=PATIENCE_S, max_retries=0, http_client=http
     )
 
 
@@ -50,7 +51,7 @@ def async_client(url: str, key: str = "none") -> openai.AsyncOpenAI:
     """Return OpenAI's asynchronous client; it does not ask again by itself."""
     http = openai.DefaultAsyncHttpxClient(verify=False)
     return openai.AsyncOpenAI(
-        base_url=f"{url}/v1", api_key=key, timeout=30, max_retries=0, http_client=http
+        base_url=f"{url}/v1", api_key=key, timeout=PATIENCE_S, max_retries=0, http_client=http
     )
 
 

@@ -30,4 +30,4 @@ def serving(folder: Path, *args: str, configuration: str = "") -> Iterator[str]:
         yield url
         assert process.alive, process.said()[-4000:]
     finally:
-        process.stop(within_s=30)
+        process.stop()

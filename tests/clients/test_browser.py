@@ -15,7 +15,7 @@ from tests.clients.browser.chromium import binary, page
 
 FOLDER = Path(__file__).parent / "browser"
 PIECES = [f"word{k} " for k in range(30)]
-SPREAD_MS = 500.0  # they are made 100 ms apart: all at once would be a buffer somewhere
+SPREAD_MS = 500.0  # they are made in six seconds: all at once would be a buffer somewhere
 
 
 class _Quiet(SimpleHTTPRequestHandler):

@@ -10,7 +10,17 @@ from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
-from tests.clients.asking import CALL, CITY, MODEL, PIECES, TEXT, City, hook, says
+from tests.clients.asking import (
+    CALL,
+    CITY,
+    MODEL,
+    PATIENCE_S,
+    PIECES,
+    TEXT,
+    City,
+    hook,
+    says,
+)
 
 
 @tool
@@ -34,7 +44,7 @@ class Chats:
             model=MODEL,
             base_url=f"{self._url}/v1",
             api_key="none",  # type: ignore[arg-type]
-            timeout=30,
+            timeout=PATIENCE_S,
             max_retries=0,
             http_client=self.http,
             extra_body=extra_body,

@@ -55,7 +55,7 @@ def ended(sdk: openai.OpenAI, response: str) -> Response:
     """Return a response once it has ended."""
     running = ("queued", "in_progress")
     wait_for(
-        lambda: sdk.responses.retrieve(response).status not in running, within_s=20, what="its end"
+        lambda: sdk.responses.retrieve(response).status not in running, within_s=60, what="its end"
     )
     return sdk.responses.retrieve(response)
 

@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from schemas.openapi import OPERATIONS, Operation
-from tests.clients.asking import MODEL, client, says
+from tests.clients.asking import MODEL, PATIENCE_S, client, says
 
 EXAMPLES = 25
 CHECKS: Any = [
@@ -58,7 +58,7 @@ def known(url: str) -> dict[str, str]:
 
 def tame(case: Any, known: dict[str, str]) -> None:
     """Have a generated request mean something, and end soon."""
-    case.headers["x-request-timeout"] = "20"
+    case.headers["x-request-timeout"] = str(PATIENCE_S)
     case.headers.pop("Idempotency-Key", None)
     place(case, known)
     if case.body is None or not isinstance(case.body, dict):
@@ -128,7 +128,7 @@ def answered(
     @given(case=operation.as_strategy(generation_mode=mode))
     def holds(case: Any) -> None:
         change(case)
-        answer = case.call(timeout=30)
+        answer = case.call(timeout=PATIENCE_S)
         statuses.add(answer.status_code)
         case.validate_response(answer, checks=CHECKS)
 
@@ -144,6 +144,6 @@ def test_nothing_that_is_described_is_answered_without_a_key(keyed: Any, each: O
     if each.asks is not None:
         asked = {"body": {"model": MODEL}, "media_type": "application/json"}
     case = operation.Case(path_parameters=names, **asked)
-    answer = case.call(timeout=30)
+    answer = case.call(timeout=PATIENCE_S)
     assert answer.status_code == 401
     case.validate_response(answer, checks=CHECKS)

@@ -22,6 +22,7 @@ from tests.waiting import wait_for
 
 KEY = SECRETS["HEADRACE_API_KEY"]
 STREAMERS = ("127.0.0.2", "127.0.0.3")
+PATIENCE_S = 60.0
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Composed:
 
     def client(self, key: str | None = KEY) -> httpx.Client:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=30)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE_S)
 
     def start_nats(self) -> None:
         environ = environment("nats")
@@ -70,7 +71,7 @@ class Composed:
             [sys.executable, "-m", "headrace.cli", *command[1:]],
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=START_S_MAX,
             cwd=self.folder,
             env=os.environ | {"PYTHONPATH": str(ROOT)} | self.environ("topology"),
         )
@@ -139,7 +140,11 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
         system.start_ingress()
         system.start_nginx()
         with system.client() as client:
-            wait_for(lambda: "sim" in client.get("/v1/models").text, within_s=15, what="the model")
+            wait_for(
+                lambda: "sim" in client.get("/v1/models").text,
+                within_s=START_S_MAX,
+                what="the model",
+            )
         yield system
         for name, process in system.processes.items():
             assert process.alive, f"{name} ended:\n{process.said()[-4000:]}"

@@ -157,7 +157,7 @@ def test_nats_is_the_version_that_the_tests_run_and_new_enough() -> None:
 def test_nginx_accepts_its_configuration(tmp_path: Path) -> None:
     _, *args = files.render_nginx(tmp_path)
     result = subprocess.run(
-        [programs.nginx(), "-t", *args], capture_output=True, text=True, timeout=30
+        [programs.nginx(), "-t", *args], capture_output=True, text=True, timeout=60
     )
     assert result.returncode == 0, result.stderr
     assert "[warn]" not in result.stderr.replace('the "user" directive', "")
@@ -171,7 +171,7 @@ def test_nats_server_accepts_its_configuration(password: str, tmp_path: Path) ->
         [programs.nats_server(), "-t", "--config", str(files.NATS_CONF)],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         env=environ,
     )
     assert result.returncode == 0, result.stderr

