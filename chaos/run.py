@@ -35,8 +35,8 @@ class Options:
     per_minute: float
     streams: int
     split: bool
-    recovery_s_max: float | None
-    """What the p99 of the waits after a kill -9 of a worker may be; None where no time matters."""
+    recovery_s_max: float
+    """What the p99 of the waits after a kill -9 of a worker may be."""
 
 
 @dataclass(slots=True)

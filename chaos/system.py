@@ -31,7 +31,7 @@ from headrace.supervise import tied_to
 ROOT: Final = Path(__file__).resolve().parent.parent
 START_S: Final = 180.0
 GRACE_S: Final = 3.0
-STOP_S: Final = GRACE_S + 117.0
+STOP_S: Final = GRACE_S + 57.0
 """Its grace, what it may spend on a broker that does not answer (27 s), and patience with the
 machine: a process that hangs does not end at all."""
 AGAIN_S: Final = 0.5
