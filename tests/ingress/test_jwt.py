@@ -24,7 +24,9 @@ from schemas.errors import InvalidApiKey
 from tests.signing import EC_KEY, RSA_KEY, SECRET, by_hand, encoded, jwk, pem, private_pem, signed
 
 NOW_S = int(time.time())
-CLAIMS = {"tenant": "acme", "exp": NOW_S + 3600, "aud": "headrace", "iss": "https://id.example"}
+LATER_S = NOW_S + 86_400
+"""Later than the end of any run of the tests: others show these tokens by the clock."""
+CLAIMS = {"tenant": "acme", "exp": LATER_S, "aud": "headrace", "iss": "https://id.example"}
 HS = JwtSettings(key=SECRET, audience="headrace", issuer="https://id.example")
 RS = JwtSettings(key=pem(RSA_KEY), audience="headrace", issuer="https://id.example")
 SET = JwtSettings(jwks_file="keys.json", audience="headrace", issuer="https://id.example")
@@ -48,7 +50,7 @@ def verifier(settings: JwtSettings) -> Verifier:
         (RS, signed(CLAIMS, RSA_KEY, "RS256")),
         (
             JwtSettings(key=pem(EC_KEY)),
-            signed({"tenant": "acme", "exp": NOW_S + 3600}, EC_KEY, "ES256"),
+            signed({"tenant": "acme", "exp": LATER_S}, EC_KEY, "ES256"),
         ),
         (SET, signed(CLAIMS, RSA_KEY, "RS256", kid="r1")),
         (SET, signed(CLAIMS, EC_KEY, "ES256", kid="e1")),
@@ -125,10 +127,10 @@ ATTACKS: dict[str, tuple[JwtSettings, bytes]] = {
     "expiry a text": (HS, by_hand('{"alg":"HS256"}', json.dumps(CLAIMS | {"exp": "9e9"}))),
     "expiry true": (HS, by_hand('{"alg":"HS256"}', json.dumps(CLAIMS | {"exp": True}))),
     "expiry Infinity": (HS, by_hand('{"alg":"HS256"}', json.dumps(CLAIMS | {"exp": 1e999}))),
-    "expiry 1e999": (HS, by_hand('{"alg":"HS256"}', TEXT.replace(str(NOW_S + 3600), "1e999"))),
-    "expiry NaN": (HS, by_hand('{"alg":"HS256"}', TEXT.replace(str(NOW_S + 3600), "NaN"))),
-    "not yet": (HS, signed(CLAIMS | {"nbf": NOW_S + 3000})),
-    "issued in the future": (HS, signed(CLAIMS | {"iat": NOW_S + 3000})),
+    "expiry 1e999": (HS, by_hand('{"alg":"HS256"}', TEXT.replace(str(LATER_S), "1e999"))),
+    "expiry NaN": (HS, by_hand('{"alg":"HS256"}', TEXT.replace(str(LATER_S), "NaN"))),
+    "not yet": (HS, signed(CLAIMS | {"nbf": LATER_S - 600})),
+    "issued in the future": (HS, signed(CLAIMS | {"iat": LATER_S - 600})),
     "another audience": (HS, signed(CLAIMS | {"aud": "other"})),
     "no audience": (HS, signed(without("aud"))),
     "audience empty": (HS, signed(CLAIMS | {"aud": []})),
@@ -161,9 +163,7 @@ ATTACKS: dict[str, tuple[JwtSettings, bytes]] = {
     "another's signature": (HS, changed(GOOD, 2, signed(CLAIMS | {"n": 1}).split(b".")[2])),
     "an ES256 signature of zeros": (
         JwtSettings(key=pem(EC_KEY)),
-        changed(
-            signed({"tenant": "a", "exp": NOW_S + 3600}, EC_KEY, "ES256"), 2, encoded(bytes(64))
-        ),
+        changed(signed({"tenant": "a", "exp": LATER_S}, EC_KEY, "ES256"), 2, encoded(bytes(64))),
     ),
     "an embedded null": (HS, GOOD[:30] + b"\0" + GOOD[30:]),
     "a null in the signature": (HS, GOOD[:-5] + b"\0" + GOOD[-5:]),
@@ -197,9 +197,9 @@ def test_a_token_that_cheats_is_401_and_no_part_of_it_is_said(kind: str) -> None
 
 def test_a_token_is_believed_until_it_expires_and_not_a_moment_longer() -> None:
     tokens = verifier(HS)
-    assert tokens.verify(GOOD, now_s=NOW_S) == tokens.verify(GOOD, now_s=NOW_S + 3599)
+    assert tokens.verify(GOOD, now_s=NOW_S) == tokens.verify(GOOD, now_s=LATER_S - 1)
     with pytest.raises(BadToken):
-        tokens.verify(GOOD, now_s=NOW_S + 3600)
+        tokens.verify(GOOD, now_s=LATER_S)
 
 
 def test_a_token_remembered_is_refused_once_its_key_is_taken_away() -> None:
@@ -216,7 +216,7 @@ def test_no_more_tokens_are_remembered_than_there_may_be() -> None:
     settings = JwtSettings(key=SECRET)
     tokens = Verifier(settings, static_keys(settings))
     for number in range(VERIFIED_MAX + 100):
-        tokens.verify(signed({"tenant": "t", "exp": NOW_S + 3600, "n": number}), now_s=NOW_S)
+        tokens.verify(signed({"tenant": "t", "exp": LATER_S, "n": number}), now_s=NOW_S)
     assert len(tokens._verified) == VERIFIED_MAX
 
 
@@ -231,7 +231,7 @@ def test_no_more_tokens_are_remembered_than_there_may_be() -> None:
 def test_the_claim_that_names_the_tenant_is_configured(claim: str, payload: dict[str, Any]) -> None:
     settings = JwtSettings(key=SECRET, tenant_claim=claim)
     tokens = Verifier(settings, static_keys(settings))
-    assert tokens.verify(signed(payload | {"exp": NOW_S + 3600}), now_s=NOW_S).tenant == "acme"
+    assert tokens.verify(signed(payload | {"exp": LATER_S}), now_s=NOW_S).tenant == "acme"
 
 
 def test_a_token_of_a_tenant_that_nobody_wrote_down_is_admitted_or_refused_as_configured() -> None:

@@ -5,10 +5,13 @@ The model `tiny` has one slot, `pair` four. Shares are counted in answers.
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from headrace.bus import Bus
+from headrace.dismiss import dismiss
+from schemas.subjects import requests_of
 from tests.broker import with_bus
 from tests.pipeline.asking import chat, hook
 from tests.pipeline.conftest import Mode
@@ -26,7 +29,8 @@ TERMS = {"free": "", "busy": "", "bulk": 'priority_class = "batch"'}
 def house(mode: Mode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Metered]:
     models = {"tiny": '{"max_num_seqs": 1}', "pair": '{"max_num_seqs": 4}'}
     folder = tmp_path_factory.mktemp("lanes")
-    with metered(mode, folder, tenants=TERMS, models=models) as found:
+    patience = ("--queue-patience-s", "300")  # longer than a test takes
+    with metered(mode, folder, tenants=TERMS, models=models, every=patience) as found:
         yield found
 
 
@@ -55,6 +59,8 @@ def test_the_class_says_the_lane(house: Metered) -> None:
         asyncio.run(stand())
         bulk.close()
         other.close()
+        for tenant in ("bulk", "busy"):  # who was redirected is gone, but not the request
+            with_bus(house.nats_url, partial(dismiss, subject_filter=requests_of(tenant=tenant)))
 
 
 def test_batch_goes_after_the_others_that_wait(house: Metered) -> None:

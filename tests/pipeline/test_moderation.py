@@ -157,9 +157,10 @@ def test_a_spared_tenant_asks_and_hears_everything(house: Metered) -> None:
 def test_an_answer_ends_before_what_must_not_be_said(house: Metered, path: str) -> None:
     counted = moderated_total(house, "output")
     tenant, since_s = ("chats" if path == CHAT else "completes"), time.monotonic()
-    asks = "Hello " * 4  # much, beside what drains meanwhile
+    asks = "Hello " * 7  # much, beside what drains meanwhile
     body = chat(asks) if path == CHAT else {"model": "sim", "prompt": asks}
-    body |= {"max_tokens": 30, "sim": hook(*SAID, ttft_ms=0, itl_ms=5)}
+    # It hangs behind the match: no engine has made all before the first token may go out.
+    body |= {"max_tokens": 30, "sim": hook(*SAID, ttft_ms=0, itl_ms=5, hang_at=12)}
     with house.client(tenant) as client:
         streamed = stream(client, body | {"stream_options": {"include_usage": True}}, path)
         whole = collect(client, body, path)
@@ -255,13 +256,13 @@ def test_a_match_over_a_workers_death_is_found_and_charged_once(
     house: Metered, tmp_path: Path
 ) -> None:
     """The victim dies with the beginning of the match in its hands: its first piece goes out when
-    "bid" has been made, two seconds before "den" would be."""
+    "bid" has been made, three seconds before "den" would be."""
     config = Path(house.workers["mortal-1"].process.log).parent / "limits.toml"
     told = ["Listen ", "to a long story, "]
     assert len("".join(told)) + len("forbid") - (BOUND - 1) == len(told[0])
     pieces = [*told, "for", "bid", "den", *["!"] * 40]
-    asks = "Hello " * 22  # much, beside what drains meanwhile
-    body = chat(asks, model="mortal", max_tokens=20, sim=hook(*pieces, ttft_ms=0, itl_ms=2000))
+    asks = "Hello " * 26  # much, beside what drains meanwhile
+    body = chat(asks, model="mortal", max_tokens=20, sim=hook(*pieces, ttft_ms=0, itl_ms=3000))
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     before, since_s = "".join(told), time.monotonic()
     victim = house.workers["mortal-1"].process

@@ -11,7 +11,7 @@ import pytest
 
 from tests.pipeline.asking import CHAT, chat, hook, refusal
 from tests.pipeline.conftest import Mode
-from tests.pipeline.metered import LONG, Metered, key_of, metered
+from tests.pipeline.metered import LONG, Metered, exchange, key_of, metered
 from tests.talk import talking
 from tests.waiting import until, wait_for
 
@@ -73,11 +73,15 @@ def test_a_stream_counts_to_its_end(house: Metered, stack: ExitStack) -> None:
 
 
 def test_an_answer_that_is_not_streamed_counts_to_its_end(house: Metered) -> None:
+    async def run() -> None:
+        asking = asyncio.create_task(exchange(house.doors[0].url, "whole", chat(sim=LONG)))
+        await until(lambda: house.running("sim") == 1)
+        assert await asyncio.to_thread(full, house, "whole")
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
     wait_for(lambda: house.running("sim") == 0, within_s=15, what="the end of all before")
-    connection = house.sent("whole", chat(sim=LONG))
-    wait_for(lambda: house.running("sim") == 1, within_s=10, what="the request to run")
-    assert full(house, "whole")
-    connection.close()
+    asyncio.run(run())
     wait_free(house, "whole")
 
 

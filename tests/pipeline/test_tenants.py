@@ -21,6 +21,7 @@ from tests.pipeline.asking import CHAT, chat, hook, refusal
 from tests.pipeline.conftest import Mode, front, page
 from tests.pipeline.house import KEYS, House, open_house
 from tests.queue import asked, headrace
+from tests.servers import START_S_MAX
 from tests.signing import SECRET, signed
 from tests.sse import events_of
 from tests.talk import talking
@@ -93,7 +94,7 @@ def test_a_tenants_deadline_holds_where_a_request_names_none(house: House) -> No
 
 def test_another_tenants_request_is_not_found_by_any_means(house: House) -> None:
     with house.client(KEYS["acme"]) as owner, house.client(KEYS["small"]) as other:
-        body = chat(sim=hook(*"abc", itl_ms=2000), stream=True)
+        body = chat(sim=hook(*"abc", ttft_ms=0, itl_ms=60_000), stream=True)
         with owner.stream("POST", CHAT, json=body) as answer:
             request = answer.headers["x-request-id"]
             for node in house.front:
@@ -331,6 +332,6 @@ def test_an_unknown_setting_ends_the_start_and_is_named(house: House, tmp_path: 
     config.write_text('[[tenants]]\nname = "a"\nconcurent_requests = 5\n')
     module = "gateway" if not house.streamers else "ingress"
     node = front(module, house.nats_url, tmp_path, "--config", str(config))
-    wait_for(lambda: not node.process.alive, within_s=15, what="its end")
+    wait_for(lambda: not node.process.alive, within_s=START_S_MAX, what="its end")
     assert node.process.stop() == 2
     assert "'concurent_requests' in [[tenants]] is no setting" in node.process.said()
