@@ -68,7 +68,10 @@ class Credits:
         self._at: dict[Place, int] = {}
         self._not_before_s: dict[Place, float] = {}
         self._tokens = itertools.count()
-        self._turn = 0
+        self._online = [Place("online", each) for each in range(partitions)]
+        self._batch = [Place("batch", each) for each in range(partitions)]
+        self._asked = dict.fromkeys((*self._online, *self._batch), -1)
+        """When each place was asked last, counted in pulls."""
         self._batch_turn = 0
         self._since_batch = 0
 
@@ -89,7 +92,7 @@ class Credits:
         if room <= 0:
             return []
         load = min(1.0, held / self._slots)
-        online, batch = self._places()
+        online, batch = self._in_turn(self._online), self._in_turn(self._batch)
         rest = self._slots + OVERCOMMIT - held
         scarce = rest < len(online)
         others_wait = any(place.lane == "online" for place in self.waiting)
@@ -124,12 +127,14 @@ class Credits:
             room -= count
         return pulls
 
-    def _places(self) -> tuple[list[Place], list[Place]]:
-        """Return all places of both lanes, its own first, beginning at another one each time."""
-        self._turn += 1
-        order = [(self._turn + i) % self._partitions for i in range(self._partitions)]
-        order.sort(key=lambda partition: partition not in self.owned)
-        return [Place("online", each) for each in order], [Place("batch", each) for each in order]
+    def _in_turn(self, lane: list[Place]) -> list[Place]:
+        """Return the places of a lane: its own first, then who was asked longest ago, so that none
+        waits behind a busier one for more than its turn."""
+        own: list[Place] = []
+        foreign: list[Place] = []
+        for place in sorted(lane, key=self._asked.__getitem__):
+            (own if place.partition in self.owned else foreign).append(place)
+        return own + foreign
 
     def _owed(self, batch: list[Place], *, scarce: bool) -> list[Place]:
         """Return the place of lane `batch` to ask although the slots are busy; none if it is owed
@@ -161,7 +166,9 @@ class Credits:
     def _sent(
         self, place: Place, batch: int, priority: int, expires_s: float, now_s: float
     ) -> Pull:
-        token = f"{next(self._tokens):x}"
+        number = next(self._tokens)
+        token = f"{number:x}"
+        self._asked[place] = number
         self._pulls[token] = _Outstanding(place, batch, now_s + expires_s + LOST_AFTER_S)
         self._at[place] = self._at.get(place, 0) + batch
         return Pull(token, place, batch, priority, expires_s)

@@ -318,6 +318,18 @@ def test_with_little_room_half_of_it_is_kept_for_where_requests_wait() -> None:
     assert asking.outstanding == 5
 
 
+def test_of_two_places_where_requests_wait_each_has_its_turn() -> None:
+    asking = worker_of(slots=1, owned=set(range(32)))
+    asking.waiting = frozenset({Place("online", 5), Place("online", 6)})
+    served = []
+    for now_s in range(100, 140):
+        # Room for one: what it brings takes the slot, which is then free again.
+        [pull] = asking.plan(held=OVERCOMMIT, now_s=float(now_s))
+        asking.delivered(pull.place, now_s=float(now_s))
+        served.append(pull.place.partition)
+    assert served == [5, 6] * 20
+
+
 def test_room_is_scarce_while_there_is_some_and_less_than_partitions() -> None:
     assert worker_of(slots=2).scarce(held=0)
     assert not worker_of(slots=2).scarce(held=6)
