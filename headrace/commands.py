@@ -46,7 +46,7 @@ class Commands:
                 "streamer",
                 [
                     *(*self._listen(place), *self._pings(), *self._origins()),
-                    *("--public-url", place.url),
+                    *(*self._patience(), "--public-url", place.url),
                 ],
             )
             for number, place in enumerate(addresses.streamers, start=1)
@@ -82,9 +82,13 @@ class Commands:
         wanted = self._wanted
         return [
             *("--queue-order", wanted.queue_order),
+            *self._patience(),
             *("--limits-when-away", wanted.limits_when_away),
             *(["--log-prompts"] if wanted.log_prompts else []),
         ]
+
+    def _patience(self) -> list[str]:
+        return ["--queue-patience-s", str(self._wanted.queue_patience_s)]
 
     def publish_card(self) -> list[str]:
         """Return the command that publishes the model's card."""

@@ -205,8 +205,13 @@ QueueOrder = Annotated[
 ]
 QueuePatienceS = Annotated[
     float,
-    _option("queue-patience-s", "Seconds that a request may wait for its turn.", min=0.1),
+    _option(
+        "queue-patience-s",
+        "Seconds that a request may wait for its turn; the same for ingress and streamers.",
+        min=0.1,
+    ),
 ]
+QUEUE_PATIENCE_S: Final = 30.0
 LimitsWhenAway = Annotated[
     Literal["refuse", "admit"],
     _option("limits-when-away", "What becomes of requests while limits cannot be checked."),
@@ -301,7 +306,7 @@ class LineSettings:
     """How requests wait for their turn before they are queued."""
 
     queue_order: QueueOrder = "hybrid"
-    queue_patience_s: QueuePatienceS = 30.0
+    queue_patience_s: QueuePatienceS = QUEUE_PATIENCE_S
     limits_when_away: LimitsWhenAway = "refuse"
 
 

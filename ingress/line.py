@@ -157,20 +157,20 @@ class Line:
 
     async def _ended(self, message: Message) -> None:
         settlement = _read(message)
-        if settlement is not None:
-            self.reservations.ended(settlement.tenant, request=settlement.request)
-
-    async def _settled(self, message: Message) -> None:
-        settlement = _read(message)
         if settlement is None:
             return
+        self.reservations.ended(settlement.tenant, request=settlement.request)
         if settlement.completion_tokens:
             self._predictor.learn(
                 settlement.tenant, settlement.model, tokens=settlement.completion_tokens
             )
-        self.reservations.settle(
-            settlement.tenant, request=settlement.request, tokens=settlement.tokens
-        )
+
+    async def _settled(self, message: Message) -> None:
+        settlement = _read(message)
+        if settlement is not None:
+            self.reservations.settle(
+                settlement.tenant, request=settlement.request, tokens=settlement.tokens
+            )
 
 
 def _read(message: Message) -> Settlement | None:

@@ -17,11 +17,13 @@ from headrace.http import WebSocketDoor, serve
 from headrace.lifecycle import log_to_stdout, running_tasks, settle_memory
 from headrace.node import Stopped, admin_port, broker, unique
 from headrace.settings import (
+    QUEUE_PATIENCE_S,
     ConnectionSettings,
     CorsSettings,
     ListenSettings,
     NodeSettings,
     PublicUrl,
+    QueuePatienceS,
     WebSocketSettings,
     command,
 )
@@ -59,6 +61,7 @@ class StreamerSettings(
     """A streamer's settings. Raises ValueError for a URL that no client could follow."""
 
     public_url: PublicUrl = None
+    queue_patience_s: QueuePatienceS = QUEUE_PATIENCE_S
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,7 +115,9 @@ async def _serve(settings: StreamerSettings, name: str, bus: Bus, stop: asyncio.
             return Readiness("draining")
         return Readiness("ready" if bus.ready else "starting", {"broker": bus.ready})
 
-    admission = RemoteAdmission(bus, local=is_loopback(settings.host))
+    admission = RemoteAdmission(
+        bus, local=is_loopback(settings.host), patience_s=settings.queue_patience_s
+    )
     sockets = Sockets(mailbox, admission, rooms=ROOMS)
     turnstile = Turnstile(files.held(settings.bounds))
 

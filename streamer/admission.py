@@ -17,7 +17,8 @@ from schemas.admit import Admit, AdmitResponse, AdmittedResponse, Answer, Caller
 from schemas.errors import BrokerUnavailable, Draining, InternalError, RequestTooLarge
 
 IDENTIFY_TIMEOUT_S: Final = 5.0
-ADMIT_TIMEOUT_S: Final = 35.0  # longer than ingress itself waits for the broker's word
+ADMIT_MARGIN_S: Final = 5.0
+"""Beyond the wait for its turn: as long as ingress itself waits for the broker's word."""
 WITHDRAW_S: Final = 0.25
 """How often: the signal may come before its request."""
 DRAINING_TRIES: Final = 20
@@ -84,10 +85,12 @@ class Admission(Protocol):
 class RemoteAdmission:
     """Asks any ingress, through NATS. An `Admission`."""
 
-    def __init__(self, bus: Bus, *, local: bool) -> None:
-        """`local` says that only this machine reaches this streamer."""
+    def __init__(self, bus: Bus, *, local: bool, patience_s: float) -> None:
+        """`local` says that only this machine reaches this streamer; `patience_s` is how long a
+        request may wait for its turn in ingress."""
         self._bus = bus
         self._local = local
+        self._admit_timeout_s = patience_s + ADMIT_MARGIN_S
 
     async def identify(self, headers: RawHeaders, *, peer: str | None = None) -> Caller | None:
         """As `Admission.identify`."""
@@ -129,7 +132,7 @@ class RemoteAdmission:
             caller.until_s,
         )
         answer = await self._ask_while(
-            caller.tenant, request, self._ask(admit.ADMIT, question, ADMIT_TIMEOUT_S), left
+            caller.tenant, request, self._ask(admit.ADMIT, question, self._admit_timeout_s), left
         )
         return answer.model
 
@@ -182,7 +185,7 @@ class RemoteAdmission:
             admit.items_of(before),
         )
         answer = await self._ask_while(
-            caller.tenant, request, self._ask(admit.RESPOND, question, ADMIT_TIMEOUT_S), left
+            caller.tenant, request, self._ask(admit.RESPOND, question, self._admit_timeout_s), left
         )
         made_from = None if answer.made_from is None else msgspec.json.encode(answer.made_from)
         if answer.shape is None:  # an ingress of an older version

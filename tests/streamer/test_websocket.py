@@ -144,7 +144,7 @@ def test_one_socket_too_many_closes_with_1013(own_nats: NatsServer, path: str) -
 @both
 def test_no_ingress_to_ask_closes_with_1013(own_nats: NatsServer, path: str) -> None:
     async def test(door: Door) -> None:
-        door.sockets.admission = RemoteAdmission(door.ingress.bus, local=True)
+        door.sockets.admission = RemoteAdmission(door.ingress.bus, local=True, patience_s=30)
         async with talking(door.url, path) as talk:
             assert await talk.end() == 1013
 
