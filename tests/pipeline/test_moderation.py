@@ -160,7 +160,7 @@ def test_an_answer_ends_before_what_must_not_be_said(house: Metered, path: str) 
     asks = "Hello " * 7  # much, beside what drains meanwhile
     body = chat(asks) if path == CHAT else {"model": "sim", "prompt": asks}
     # It hangs behind the match: no engine has made all before the first token may go out.
-    body |= {"max_tokens": 30, "sim": hook(*SAID, ttft_ms=0, itl_ms=5, hang_at=12)}
+    body |= {"max_tokens": 13, "sim": hook(*SAID, ttft_ms=0, itl_ms=5, hang_at=12)}
     with house.client(tenant) as client:
         streamed = stream(client, body | {"stream_options": {"include_usage": True}}, path)
         whole = collect(client, body, path)
