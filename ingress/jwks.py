@@ -9,6 +9,7 @@ import asyncio
 import logging
 import urllib.request
 from collections.abc import Callable
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,7 +56,7 @@ class KeySet:
                 if data == self._data:
                     return False
                 keys = read_jwks(data, self._settings.used)
-            except (OSError, ValueError, BadKeys) as error:
+            except (OSError, ValueError, HTTPException, BadKeys) as error:
                 log.warning("the keys that sign tokens cannot be read: %s", error)
                 return False
             self._data = data

@@ -83,6 +83,7 @@ class Provider:
     def __init__(self) -> None:
         self.content: Any = OLD_SET
         self.redirect_to: str | None = None
+        self.raw: bytes | None = None  # in place of an answer
         self.asked = 0
         self.url = ""
 
@@ -94,6 +95,9 @@ def provider() -> Iterator[Provider]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             page.asked += 1
+            if page.raw is not None:
+                self.wfile.write(page.raw)
+                return
             content = json.dumps(page.content).encode()
             self.send_response(302 if page.redirect_to else 200)
             if page.redirect_to:
@@ -168,3 +172,32 @@ def test_a_provider_cannot_send_us_elsewhere() -> None:
 
     with provider() as page, provider() as other:
         asyncio.run(run(page, other))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x00\x00\x12\x04\x00\x00\x00\x00\x00\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n40\r\n{",
+        b"HTTP/1.1 200 OK\r\nx: " + b"a" * 70_000 + b"\r\n\r\n",
+    ],
+    ids=["no HTTP", "cut off", "a header too long"],
+)
+def test_a_provider_whose_answer_is_no_http_ends_nothing(
+    raw: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jwks, "RETRY_S", 0.01)
+
+    async def run(page: Provider) -> None:
+        page.raw = raw
+        rig = Rig(JwtSettings(jwks_url=page.url))
+        assert not await rig.keys.refresh()
+        following = asyncio.create_task(rig.keys.follow())
+        await until(lambda: following.done() or page.asked >= 3)
+        page.raw = None
+        await until(lambda: rig.believes(OLD))
+        assert not following.done()
+        following.cancel()
+
+    with provider() as page:
+        asyncio.run(run(page))
