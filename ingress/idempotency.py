@@ -26,7 +26,7 @@ import msgspec
 
 from headrace import journal
 from headrace.bus import BrokerAway, BrokerRefused, Bus, Message
-from headrace.cancel import cancel
+from headrace.cancel import cancel_surely
 from headrace.kept import kept
 from headrace.messages import NobodyAnswers
 from headrace.peek import find, progress_in
@@ -177,7 +177,10 @@ class Keys:
                 if await self._confirm(subject, asked, taken):
                     return begun
                 begun.drop()
-                await cancel(self._bus, tenant=asked.tenant, request=asked.request)
+                # Another one runs in its place, so nothing of it is charged.
+                await cancel_surely(
+                    self._bus, tenant=asked.tenant, request=asked.request, begun=False
+                )
             return await self._attach_only(subject, asked)
         except (BrokerAway, BrokerRefused) as error:
             log.warning("%s: its key cannot be looked up: %s", asked.request, error)

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope
 
 from headrace.answers import as_json
 from headrace.bus import BrokerAway, BrokerRefused, Bus
-from headrace.cancel import cancel
+from headrace.cancel import cancel_surely
 from headrace.cors import Cors
 from headrace.kept import keep
 from ingress import stored
@@ -128,7 +128,8 @@ async def record(bus: Bus, asked: AskedResponse, envelope: Envelope) -> None:
         try:
             await stored.store(bus, found, tenant=tenant, request=request)
         except BaseException:
-            await cancel(bus, tenant=tenant, request=request)
+            # Its client is refused, so nothing of it is charged, whoever has it by now.
+            await cancel_surely(bus, tenant=tenant, request=request, begun=False)
             raise
     except (BrokerAway, BrokerRefused) as error:
         raise BrokerUnavailable("The response cannot be stored.") from error
