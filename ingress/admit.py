@@ -130,6 +130,7 @@ class Ingress:
             await self.inspection.look(
                 *(origin.request, origin.caller.tenant, policy, ask, model), body_bytes=body_bytes
             )
+            self.gate.check(origin.caller)  # which may have taken long
         ours = _ours(origin, policy, response)
         echo = model.prompter.echo(ask, tokens) if isinstance(ask, CompletionRequest) else ""
         envelope = envelope_of(ours, ask, cost, tokens, card=model.card, echo=echo)

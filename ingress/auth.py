@@ -130,7 +130,7 @@ class Gate:
         """Refuse a caller who was known once and is not any more. Raises InvalidApiKey."""
         expired = caller.until_s is not None and caller.until_s <= time.time()
         if expired or self.directory.is_gone(caller.tenant, caller.key):
-            raise InvalidApiKey("The key or token that opened this connection is valid no more.")
+            raise InvalidApiKey("The key or token is valid no more.")
 
     def policy(self, caller: Caller) -> Policy:
         """Return what a caller may do."""

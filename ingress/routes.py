@@ -106,6 +106,7 @@ class Generate:
         timeout_s = timeout_s_of(timeout, default_s=policy.deadline_s)
         deadline_s = time.time() + timeout_s
         body = await read_body(Request(scope, receive))
+        self._ingress.gate.check(caller)  # a body may take a minute
         asked = await self._parse(body, tenant=caller.tenant, request=request)
         ask = asked.ask
         key = keyed(

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import secrets
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -128,6 +129,29 @@ def test_a_new_key_opens_every_door_and_a_revoked_one_none(house: House) -> None
     wait_for(lambda: not any(house.opens(key)), within_s=15, what="its end")
     assert refusal(house.ask(key))["code"] == "invalid_api_key"
     assert asked(house.nats_url, "keys", "list", "--tenant", "fresh") == {"keys": []}
+
+
+def test_a_body_that_ends_after_its_key_was_revoked_is_queued_nowhere(house: House) -> None:
+    key = house.create("late")
+    wait_for(lambda: all(house.opens(key)), within_s=15, what="the key")
+    door = house.doors[0]
+    tier = "ingress" if house.streamers else "gateway"
+    body = json.dumps(chat(max_tokens=1)).encode()
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
+        f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    host, port = door.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as client:
+        client.sendall(head.encode() + body[:1])
+        inflight = f"headrace_{tier}_requests_inflight"
+        wait_for(lambda: door.metrics()[inflight] == 1, within_s=15, what="its reading")
+        assert headrace(house.nats_url, "keys", "revoke", house.key_id("late")).exit_code == 0
+        wait_for(lambda: not any(house.opens(key)), within_s=15, what="its end")
+        client.sendall(body[1:])
+        answer = client.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 401 "), answer
+    assert b'"invalid_api_key"' in answer
 
 
 def test_changed_terms_hold_at_every_door(house: House) -> None:
