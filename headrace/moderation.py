@@ -7,8 +7,10 @@ before anything is charged or queued, output by the worker before anything of it
 import asyncio
 import inspect
 import logging
+import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib import import_module
 from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol, cast
 
@@ -21,6 +23,7 @@ log = logging.getLogger(__name__)
 
 INLINE_CHARACTERS_MAX: Final = 4096
 """A longer input is searched in a thread: the others must not wait."""
+THREADS_MAX: Final = min(32, (os.cpu_count() or 1) + 4)
 
 
 class Asked(NamedTuple):
@@ -147,7 +150,8 @@ class Moderation:
         self._moderator = moderator
         self._fast = isinstance(moderator, PatternModerator)
         # Of its own: one that hangs keeps its thread, and others look up names in the loop's.
-        self._threads = ThreadPoolExecutor(thread_name_prefix="moderator")
+        self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="moderator")
+        self._free = asyncio.Semaphore(THREADS_MAX)
 
     async def refuses(self, asked: Asked) -> bool:
         """Tell whether a request is to be refused. Raises ModeratorFailed."""
@@ -176,14 +180,27 @@ class Moderation:
             async with asyncio.timeout(self.settings.timeout_s):
                 if inspect.iscoroutinefunction(check):
                     return await check(shown)
-                loop = asyncio.get_running_loop()
-                answer = await loop.run_in_executor(self._threads, check, shown)
+                answer = await self._in_thread(check, shown)
                 return await answer if inspect.isawaitable(answer) else answer
         except TimeoutError:
             return self._failed("took too long", passing)
         except Exception as error:  # it is not ours, and may raise anything
             # Its kind alone: the words may repeat what it was shown.
             return self._failed(f"raised {type(error).__name__}", passing)
+
+    async def _in_thread(self, check: Callable[[Any], Any], shown: Any) -> Any:
+        """Check in a thread, once one is free: what waits in the pool itself stays there, with
+        what it would be shown, when nobody waits for its answer any more."""
+        await self._free.acquire()
+        loop = asyncio.get_running_loop()
+
+        def free(_: object) -> None:
+            with suppress(RuntimeError):  # the loop has ended before a thread that hung
+                loop.call_soon_threadsafe(self._free.release)
+
+        checking = self._threads.submit(check, shown)
+        checking.add_done_callback(free)
+        return await asyncio.wrap_future(checking)
 
     def _failed(self, what: str, passing: Any) -> Any:
         self.failed += 1

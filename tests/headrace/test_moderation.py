@@ -1,9 +1,11 @@
 """Which moderator the configuration names, and what becomes of one that fails."""
 
 import asyncio
+import gc
 import logging
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from headrace.moderation import (
     INLINE_CHARACTERS_MAX,
+    THREADS_MAX,
     Asked,
     Moderation,
     ModerationSettings,
@@ -210,6 +213,62 @@ def test_moderators_that_hang_keep_nobody_else_from_a_thread() -> None:
             released.set()
 
     assert asyncio.run(go()) != threading.get_ident()
+
+
+class Text(str):
+    """One that a weak reference can follow."""
+
+
+def test_what_a_moderator_that_hangs_is_never_shown_is_not_kept() -> None:
+    class Hanging:
+        def check_input(self, _asked: Asked) -> bool:
+            return released.wait(60)
+
+        def check_output(self, _said: Said) -> int | None:
+            raise NotImplementedError
+
+    released = threading.Event()
+    found = Moderation(ModerationSettings(moderator="m:f", timeout_s=0.05), Hanging())
+    followed: list[weakref.ref[Text]] = []
+
+    async def refuses() -> None:
+        text = Text("good")
+        followed.append(weakref.ref(text))
+        with pytest.raises(ModeratorFailed):
+            await found.refuses(asked(text))
+
+    async def go() -> None:
+        try:
+            await asyncio.gather(*(refuses() for _ in range(10 * THREADS_MAX)))
+            gc.collect()
+            assert sum(text() is not None for text in followed) <= THREADS_MAX
+        finally:
+            released.set()
+
+    asyncio.run(go())
+
+
+def test_a_thread_that_a_moderator_gives_back_is_used_again() -> None:
+    class Slow:
+        def check_input(self, shown: Asked) -> bool:
+            released.wait(60)
+            return "bad" in shown.texts
+
+        def check_output(self, _said: Said) -> int | None:
+            raise NotImplementedError
+
+    released = threading.Event()
+    found = Moderation(ModerationSettings(moderator="m:f", timeout_s=60), Slow())
+
+    async def go() -> None:
+        asking = [asyncio.create_task(found.refuses(asked("bad"))) for _ in range(3 * THREADS_MAX)]
+        for each in asking[::2]:
+            await asyncio.sleep(0)
+            each.cancel()
+        released.set()
+        assert all(await asyncio.gather(*asking[1::2]))
+
+    asyncio.run(go())
 
 
 def test_a_long_input_is_searched_beside_the_event_loop() -> None:
