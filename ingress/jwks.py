@@ -7,9 +7,10 @@ stay in use until another set has been read.
 
 import asyncio
 import logging
+import time
 import urllib.request
 from collections.abc import Callable
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,7 +79,18 @@ class KeySet:
         url = self._settings.jwks_url or ""
         opener = urllib.request.build_opener(_NoRedirects)
         with opener.open(url, timeout=TIMEOUT_S) as answer:  # https, or loopback: as configured
-            data: bytes = answer.read(BYTES_MAX + 1)
+            return _whole(answer)
+
+
+def _whole(answer: HTTPResponse) -> bytes:
+    """Return the body. Raises BadKeys, and TimeoutError: the socket's own bounds each piece only,
+    and clients with tokens of unknown keys wait meanwhile."""
+    give_up_s = time.monotonic() + TIMEOUT_S
+    data = b""
+    while piece := answer.read1(BYTES_MAX):
+        data += piece
         if len(data) > BYTES_MAX:
             raise BadKeys(f"the set is over {BYTES_MAX} bytes")
-        return data
+        if time.monotonic() > give_up_s:
+            raise TimeoutError("the set has no end")
+    return data

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,8 @@ class Provider:
         self.content: Any = OLD_SET
         self.redirect_to: str | None = None
         self.raw: bytes | None = None  # in place of an answer
+        self.whole = threading.Event()  # until then blanks drip, and no end comes
+        self.whole.set()
         self.asked = 0
         self.url = ""
 
@@ -102,9 +104,13 @@ def provider() -> Iterator[Provider]:
             self.send_response(302 if page.redirect_to else 200)
             if page.redirect_to:
                 self.send_header("Location", page.redirect_to)
-            self.send_header("Content-Length", str(len(content)))
+            if page.whole.is_set():
+                self.send_header("Content-Length", str(len(content)))
             self.end_headers()
-            self.wfile.write(content)
+            with suppress(ConnectionError):
+                while not page.whole.wait(0.01):
+                    self.wfile.write(b" ")
+                self.wfile.write(content)
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -198,6 +204,27 @@ def test_a_provider_whose_answer_is_no_http_ends_nothing(
         await until(lambda: rig.believes(OLD))
         assert not following.done()
         following.cancel()
+
+    with provider() as page:
+        asyncio.run(run(page))
+
+
+def test_a_provider_whose_answer_has_no_end_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jwks, "TIMEOUT_S", 0.5)
+
+    async def run(page: Provider) -> None:
+        rig = Rig(JwtSettings(jwks_url=page.url))
+        await rig.keys.refresh()
+        rig.clock.now_s += jwks.RETRY_S
+        page.whole.clear()
+        try:
+            async with asyncio.timeout(30):
+                assert not await rig.believes(NEW)
+                assert await rig.believes(OLD)
+        finally:
+            page.whole.set()
 
     with provider() as page:
         asyncio.run(run(page))
