@@ -1,4 +1,4 @@
-"""What becomes of an accepted response whose record cannot be stored: it does not run."""
+"""What becomes of an accepted request whose client is refused after all: it does not run."""
 
 import json
 import time
@@ -9,6 +9,7 @@ from headrace import topology
 from headrace.bus import Bus, Message
 from headrace.settle import read_settlement
 from ingress.dispatch import dispatch
+from ingress.idempotency import Keys
 from ingress.respond import asked_of, record
 from schemas import subjects
 from schemas.errors import BrokerUnavailable, RequestTooLarge
@@ -16,6 +17,7 @@ from schemas.responses import parse_response
 from schemas.subjects import RequestSubject, Settlement, new_request_id
 from schemas.wire import Envelope, Sampling, Shape, pack_tokens
 from tests.broker import with_bus
+from tests.ingress.test_idempotency import Begun, Client
 from tests.servers import NatsServer
 from tests.waiting import until
 
@@ -42,21 +44,27 @@ async def recorded(bus: Bus, body: bytes, envelope: Envelope) -> None:
     await record(bus, asked, envelope)
 
 
+async def settlements(bus: Bus) -> list[Settlement]:
+    """Return a list of what ingress is told from now on."""
+    told: list[Settlement] = []
+
+    async def settled(message: Message) -> None:
+        told.append(read_settlement(message.data))
+
+    await bus.subscribe(subjects.SETTLEMENTS, settled)
+    return told
+
+
 async def in_queue(bus: Bus) -> int:
     return int((await bus.api("STREAM.INFO.REQUESTS"))["state"]["messages"])
 
 
-def test_one_that_is_too_large_to_store_leaves_the_queue_and_its_reservation_comes_back(
+def test_a_response_too_large_to_store_leaves_the_queue_and_its_reservation_comes_back(
     own_nats: NatsServer,
 ) -> None:
     async def test(bus: Bus) -> None:
         await topology.apply(bus)
-        told: list[Settlement] = []
-
-        async def settled(message: Message) -> None:
-            told.append(read_settlement(message.data))
-
-        await bus.subscribe(subjects.SETTLEMENTS, settled)
+        told = await settlements(bus)
         body, envelope = await queued(bus, words="word " * (bus.payload_bytes_max // 5))
         with pytest.raises(RequestTooLarge):
             await recorded(bus, body, envelope)
@@ -67,7 +75,7 @@ def test_one_that_is_too_large_to_store_leaves_the_queue_and_its_reservation_com
     with_bus(own_nats.url, test)
 
 
-def test_one_that_a_broker_now_away_had_accepted_leaves_the_queue_on_its_return(
+def test_a_response_that_a_broker_now_away_had_accepted_leaves_the_queue_on_its_return(
     own_nats: NatsServer,
 ) -> None:
     async def test(bus: Bus) -> None:
@@ -84,5 +92,23 @@ def test_one_that_a_broker_now_away_had_accepted_leaves_the_queue_on_its_return(
             return await in_queue(bus) == 0
 
         await until(empty)
+
+    with_bus(own_nats.url, test)
+
+
+def test_what_a_request_reserved_whose_key_was_taken_over_comes_back(own_nats: NatsServer) -> None:
+    async def test(bus: Bus) -> None:
+        await topology.apply(bus)
+        told = await settlements(bus)
+        cut, other = Client(bus, key="cut"), Client(bus, key="cut")
+
+        async def begin() -> Begun:
+            await other.stake(accepted=True)
+            await other.queue()
+            return await cut.begin()
+
+        assert await Keys(bus).once(cut.asked, begin) == other.attach
+        await until(lambda: told)
+        assert told == [Settlement("t", cut.request, "")]
 
     with_bus(own_nats.url, test)
