@@ -23,7 +23,7 @@ from workers.doubt import is_replaced, may_be_replaced
 from workers.engine import Engine, EngineDied
 from workers.generation import AlreadyStarted, Generation, Lost
 from workers.history import History
-from workers.intake import Intake
+from workers.intake import TERM, Intake
 from workers.keeping import keep_answer
 from workers.lease import Leases
 from workers.leaving import leave
@@ -44,7 +44,6 @@ log = logging.getLogger(__name__)
 
 ACK: Final = b"+ACK"
 NAK: Final = b"-NAK"
-TERM: Final = b"+TERM"
 
 STALL_S: Final = topology.HEARTBEAT_S + 1.0
 
@@ -156,7 +155,7 @@ class Worker:
     async def drain(self, *, grace_s: float) -> None:
         """Pull no more, let what runs end for `grace_s`, then give the rest back."""
         self.draining = True
-        self.intake.stop()
+        await self.intake.stop()
         with contextlib.suppress(BrokerAway):
             await self.announce()
         with contextlib.suppress(TimeoutError):

@@ -7,12 +7,14 @@ from contextlib import AsyncExitStack
 from headrace import topology
 from headrace.bus import Bus, BusSettings
 from headrace.kept import kept
-from schemas.subjects import RequestSubject, new_request_id
+from schemas.subjects import RequestSubject, consumer_name, new_request_id
 from schemas.wire import Envelope, Sampling, Shape, SimHook, encode_envelope, pack_tokens
 from tests.broker import with_bus
+from tests.queue import pull
 from tests.servers import NatsServer
 from tests.waiting import until
 from workers.engine_sim import SimulatedEngine
+from workers.intake import deliveries
 from workers.lease import Leases
 from workers.worker import Worker
 
@@ -35,28 +37,56 @@ def _envelope() -> Envelope:
     )
 
 
+async def _running(bus: Bus, url: str, stack: AsyncExitStack) -> tuple[Worker, SimulatedEngine]:
+    """Run a worker until the stack unwinds."""
+    await topology.apply(bus)
+    engine = SimulatedEngine()
+    card = await engine.start()
+    await topology.apply_model(bus, card.name, partitions=card.partitions)
+    leases = Leases(BusSettings(url), name="stopping")
+    worker = Worker(bus, engine, card, leases, name="stopping")
+    leases.start()
+    stack.callback(leases.stop)
+    await worker.start()
+    for work in (worker.intake.pump, worker.beat_forever):
+        stack.callback(asyncio.create_task(work()).cancel)
+    return worker, engine
+
+
 def test_it_keeps_and_acknowledges_what_has_ended_before_it_is_gone(own_nats: NatsServer) -> None:
     envelope = _envelope()
     subject = RequestSubject("online", "sim", 3, "t", envelope.request)
 
     async def test(bus: Bus) -> None:
-        await topology.apply(bus)
-        engine = SimulatedEngine()
-        card = await engine.start()
-        await topology.apply_model(bus, card.name, partitions=card.partitions)
-        leases = Leases(BusSettings(own_nats.url), name="stopping")
-        worker = Worker(bus, engine, card, leases, name="stopping")
         async with AsyncExitStack() as stack:
-            leases.start()
-            stack.callback(leases.stop)
-            await worker.start()
-            for work in (worker.intake.pump, worker.beat_forever):
-                stack.callback(asyncio.create_task(work()).cancel)
+            worker, engine = await _running(bus, own_nats.url, stack)
             await bus.store(str(subject), encode_envelope(envelope))
             await until(lambda: envelope.request in engine.ledger())
             await worker.drain(grace_s=60)
         assert await kept(bus, tenant="t", request=envelope.request)
         info = await bus.api("STREAM.INFO.REQUESTS", {"subjects_filter": "requests.>"})
         assert not info["state"].get("subjects")
+
+    with_bus(own_nats.url, test)
+
+
+def test_what_comes_once_it_has_stopped_is_left_to_others(own_nats: NatsServer) -> None:
+    envelope = _envelope()
+    subject = RequestSubject("online", "sim", 3, "t", envelope.request)
+
+    async def test(bus: Bus) -> None:
+        async with AsyncExitStack() as stack:
+            worker, _ = await _running(bus, own_nats.url, stack)
+            name = consumer_name(subject.lane, subject.model, subject.partition)
+
+            async def is_asked() -> bool:
+                info = await bus.api(f"CONSUMER.INFO.REQUESTS.{name}")
+                return bool(info["num_waiting"])
+
+            await until(is_asked)
+            await worker.drain(grace_s=60)
+            await bus.store(str(subject), encode_envelope(envelope))
+            [given] = await pull(bus, 1, model="sim", partition=3)
+            assert deliveries(given.reply)[0] == 1
 
     with_bus(own_nats.url, test)
