@@ -361,7 +361,8 @@ class Worker:
     async def _holds(self, message: Message) -> None:
         question = msgspec.json.decode(message.data, type=HoldsQuestion)
         generation = self._held.get(question.request)
-        if generation is None or generation.lost or self._stalled():
+        wanted = generation is not None and self._leases.has(question.request)  # not given back
+        if generation is None or not wanted or generation.lost or self._stalled():
             answer = b"no"
         else:
             answer = b"yes"
