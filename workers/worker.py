@@ -19,7 +19,7 @@ from schemas.subjects import HoldsQuestion, LostNotice, RequestSubject
 from schemas.wire import BadEnvelope, Envelope, decode_envelope
 from workers.burial import bury
 from workers.cancels import Tombstones
-from workers.doubt import is_replaced, may_be_replaced
+from workers.doubt import Standstills, is_replaced, may_be_replaced
 from workers.engine import Engine, EngineDied
 from workers.generation import AlreadyStarted, Generation, Lost
 from workers.history import History
@@ -71,6 +71,7 @@ class Worker:
         self._slots = Slots(engine.slots)
         self.releases = Releases(bus)
         self._beat_s = time.monotonic()
+        self._standstills = Standstills(bus, self._verify_held)
         self._idle = asyncio.Event()
         self._idle.set()
         self._peers = Registry(
@@ -138,7 +139,7 @@ class Worker:
             self._beat_s = now_s
             self._leases.alive()
             if stalled:
-                await self._verify_held()
+                self._standstills.noticed()
             if not self._engine.alive:
                 self._engine_died(EngineDied("the engine's process ended while idle"))
             self._peers.tick()
