@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from headrace import deadletters, settings
-from headrace.bus import Bus
+from headrace.bus import BrokerAway, BrokerRefused, Bus
 from headrace.command_line import CommandLine
 from headrace.deadletters import NotRequeued, Stored
 from headrace.deadline import DEADLINE_S, is_timeout
@@ -178,15 +178,20 @@ async def _requeue(
     done: set[str] = set()
     async with wanted.connected() as bus:
         for seq, request in reversed(chosen.items()):  # of two letters for one id, the newest
-            if request not in done:
-                try:
+            try:
+                if request not in done:
                     fresh = await _requeue_one(bus, seq, wanted.timeout_s)
-                except NotRequeued as error:
-                    failures.append(str(error))
-                    continue
-                rows.insert(0, {"id": request, "request": fresh})
-                done.add(request)
-            await deadletters.remove(bus, [seq])
+                    rows.insert(0, {"id": request, "request": fresh})
+                    done.add(request)
+                await deadletters.remove(bus, [seq])
+            except NotRequeued as error:
+                failures.append(str(error))
+            except (BrokerAway, BrokerRefused) as error:
+                if not rows:
+                    raise
+                # What runs again already has an id that nobody else knows: it is printed.
+                failures.append(f"the rest was left: {error}")
+                break
     return rows, failures
 
 

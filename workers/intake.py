@@ -5,6 +5,7 @@ number. A status that casts doubt on a consumer has it looked at, and made again
 """
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -15,7 +16,7 @@ import msgspec
 
 from headrace import topology
 from headrace.backlog import epoch_s
-from headrace.bus import BrokerAway, BrokerRefused, Bus, Message
+from headrace.bus import BrokerAway, BrokerRefused, Bus, Message, Subscription
 from schemas import subjects
 from schemas.model import ModelCard
 from schemas.subjects import RequestSubject
@@ -27,6 +28,9 @@ PUMP_S: Final = 0.05
 PAUSE_S: Final = 0.25
 """How long nothing is asked of a consumer that did not serve: it may be gone, or electing."""
 RETRY_S: Final = 0.5
+STOP_S: Final = 1.0
+"""What the broker has to forget the pulls, which end by then by themselves."""
+TERM: Final = b"+TERM"
 LOOK_TIMEOUT_S: Final = 2.0
 FAILURES_MAX: Final = 8
 """Looks in a row that bring nothing before a line says so."""
@@ -65,6 +69,14 @@ def deliveries(ack: str) -> tuple[int, float]:
     return int(count), int(stored) / topology.NANOSECONDS
 
 
+def _ours(subject: str) -> RequestSubject | None:
+    """Read the subject of a request; None for one that no part of ours publishes."""
+    try:
+        return RequestSubject.parse(subject)
+    except ValueError:
+        return None
+
+
 class Intake:
     """The pulls of one worker; run `pump` as a task."""
 
@@ -88,6 +100,7 @@ class Intake:
         self._inbox = bus.new_inbox()
         self._due = asyncio.Event()
         self._stopped = False
+        self._brought: Subscription | None = None
         self._sure_s: dict[Place, float] = {}
         self._doubtful: set[Place] = set()
         self._doubt = asyncio.Event()
@@ -95,7 +108,7 @@ class Intake:
 
     async def start(self) -> None:
         """Listen for what pulls bring. Raises BrokerAway."""
-        await self._bus.subscribe(f"{self._inbox}.*", self._message)
+        self._brought = await self._bus.subscribe(f"{self._inbox}.*", self._message)
         await self._bus.subscribe(f"{_DELETED}*", self._deleted)
         self._bus.on_reconnect(self._reconnected)
         self.doubt()
@@ -118,9 +131,13 @@ class Intake:
         sure_s = self._sure_s.get(Place(subject.lane, subject.partition), math.inf)
         return times == 1 and stored_s > sure_s and AGAIN not in (message.headers or {})
 
-    def stop(self) -> None:
-        """Pull no more; what is on its way is still handled."""
+    async def stop(self) -> None:
+        """Pull no more, and have the broker forget the pulls; what is on its way is handled."""
         self._stopped = True
+        if self._brought is not None and self._bus.connected:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_S):
+                    await self._brought.drain()
 
     def room_changed(self) -> None:
         """Look at once whether there is something to pull."""
@@ -166,9 +183,11 @@ class Intake:
         except (BrokerAway, BrokerRefused) as error:
             log.debug("the queue cannot be looked at: %s", error)
             return frozenset()
-        found = map(RequestSubject.parse, info["state"].get("subjects") or ())
+        found = map(_ours, info["state"].get("subjects") or ())
         return frozenset(
-            Place(each.lane, each.partition) for each in found if not self._holds(each.request)
+            Place(each.lane, each.partition)
+            for each in found
+            if each is not None and not self._holds(each.request)
         )
 
     async def _send(self, pull: Pull) -> None:
@@ -197,7 +216,11 @@ class Intake:
         if status is not None:
             await self._status(message.subject.rpartition(".")[2], status, message)
             return
-        subject = RequestSubject.parse(message.subject)
+        subject = _ours(message.subject)
+        if subject is None:  # it would come back for ever
+            log.error("%s is no request's subject: dropped", message.subject)
+            await self._bus.publish(message.reply, TERM)
+            return
         place = Place(subject.lane, subject.partition)
         self.credits.delivered(place, now_s=time.monotonic())
         self._due.set()

@@ -79,6 +79,10 @@ class Leases:
         """Renew it no more."""
         self._held.pop(request, None)
 
+    def has(self, request: str) -> bool:
+        """Whether this request's lease is renewed."""
+        return request in self._held
+
     def lapsed(self, request: str) -> bool:
         """Whether another worker may have been given a request since we hold it."""
         lease = self._held.get(request)

@@ -31,6 +31,9 @@ class Slots:
     @asynccontextmanager
     async def others(self, *, unless: asyncio.Event) -> AsyncIterator[None]:
         """Hold all other slots as well, for one who holds a slot and must run alone."""
+        if unless.is_set():  # it need not be alone to end, and may have been given no slot
+            yield
+            return
         # Its own slot goes back first: two of them would otherwise wait for each other.
         self._give_back(1)
         got = await self._wait(self._count, unless=unless)

@@ -19,11 +19,11 @@ from schemas.subjects import HoldsQuestion, LostNotice, RequestSubject
 from schemas.wire import BadEnvelope, Envelope, decode_envelope
 from workers.burial import bury
 from workers.cancels import Tombstones
-from workers.doubt import is_replaced, may_be_replaced
+from workers.doubt import Standstills, is_replaced, may_be_replaced
 from workers.engine import Engine, EngineDied
 from workers.generation import AlreadyStarted, Generation, Lost
 from workers.history import History
-from workers.intake import Intake
+from workers.intake import TERM, Intake
 from workers.keeping import keep_answer
 from workers.lease import Leases
 from workers.leaving import leave
@@ -44,7 +44,6 @@ log = logging.getLogger(__name__)
 
 ACK: Final = b"+ACK"
 NAK: Final = b"-NAK"
-TERM: Final = b"+TERM"
 
 STALL_S: Final = topology.HEARTBEAT_S + 1.0
 
@@ -72,6 +71,7 @@ class Worker:
         self._slots = Slots(engine.slots)
         self.releases = Releases(bus)
         self._beat_s = time.monotonic()
+        self._standstills = Standstills(bus, self._verify_held)
         self._idle = asyncio.Event()
         self._idle.set()
         self._peers = Registry(
@@ -139,7 +139,7 @@ class Worker:
             self._beat_s = now_s
             self._leases.alive()
             if stalled:
-                await self._verify_held()
+                self._standstills.noticed()
             if not self._engine.alive:
                 self._engine_died(EngineDied("the engine's process ended while idle"))
             self._peers.tick()
@@ -156,7 +156,7 @@ class Worker:
     async def drain(self, *, grace_s: float) -> None:
         """Pull no more, let what runs end for `grace_s`, then give the rest back."""
         self.draining = True
-        self.intake.stop()
+        await self.intake.stop()
         with contextlib.suppress(BrokerAway):
             await self.announce()
         with contextlib.suppress(TimeoutError):
@@ -362,7 +362,8 @@ class Worker:
     async def _holds(self, message: Message) -> None:
         question = msgspec.json.decode(message.data, type=HoldsQuestion)
         generation = self._held.get(question.request)
-        if generation is None or generation.lost or self._stalled():
+        wanted = generation is not None and self._leases.has(question.request)  # not given back
+        if generation is None or not wanted or generation.lost or self._stalled():
             answer = b"no"
         else:
             answer = b"yes"

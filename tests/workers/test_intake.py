@@ -1,8 +1,19 @@
-"""What an ack subject tells of a delivery."""
+"""What an ack subject tells of a delivery, and what in the queue is nobody's request."""
+
+import asyncio
+from collections.abc import Coroutine
 
 import pytest
 
-from workers.intake import deliveries
+from headrace import topology
+from headrace.bus import Bus, Message
+from schemas.model import ModelCard
+from schemas.subjects import RequestSubject, new_request_id
+from tests.broker import with_bus
+from tests.servers import NatsServer
+from tests.waiting import until
+from workers.credit import Place
+from workers.intake import Intake, deliveries
 
 
 @pytest.mark.parametrize(
@@ -18,3 +29,59 @@ def test_an_ack_subject_tells_the_count_and_when_it_was_stored(
     ack: str, told: tuple[int, float]
 ) -> None:
     assert deliveries(ack) == told
+
+
+async def _intake(bus: Bus) -> Intake:
+    await topology.apply(bus)
+    card = ModelCard(name="sim", created_s=1, max_model_len=100, files={})
+    await topology.apply_model(bus, card.name, partitions=card.partitions)
+
+    async def deliver(subject: RequestSubject, message: Message) -> None:
+        raise AssertionError(f"{subject} is no request")
+
+    return Intake(bus, card, slots=1, held=lambda: 0, deliver=deliver)
+
+
+async def _while_running(
+    work: Coroutine[None, None, None], fact: Coroutine[None, None, object]
+) -> None:
+    """Wait for a fact; raise what ends the work before."""
+    tasks = [asyncio.create_task(each) for each in (work, fact)]
+    done, left = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in left:
+        task.cancel()
+    for task in done:
+        task.result()
+    assert tasks[1] in done
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    ["requests.interactive.sim.0.t.x", "requests.online.sim.zero.t.x", "requests.online.sim.1.=.x"],
+)
+def test_a_foreign_subject_does_not_end_the_look_at_the_queue(
+    own_nats: NatsServer, foreign: str
+) -> None:
+    async def test(bus: Bus) -> None:
+        intake = await _intake(bus)
+        await bus.store(foreign, b"x")
+        await bus.store(str(RequestSubject("online", "sim", 3, "t", new_request_id())), b"x")
+        found = frozenset({Place("online", 3)})
+        await _while_running(intake.look_forever(), until(lambda: intake.credits.waiting == found))
+
+    with_bus(own_nats.url, test)
+
+
+def test_a_foreign_subject_in_a_partition_leaves_the_queue(own_nats: NatsServer) -> None:
+    async def test(bus: Bus) -> None:
+        intake = await _intake(bus)
+        await bus.store("requests.online.sim.3.t.x.y", b"x")
+        await intake.start()
+
+        async def is_empty() -> bool:
+            info = await bus.api("STREAM.INFO.REQUESTS")
+            return not info["state"]["messages"]
+
+        await _while_running(intake.pump(), until(is_empty))
+
+    with_bus(own_nats.url, test)

@@ -124,3 +124,21 @@ def test_one_that_is_cancelled_while_it_waits_to_be_alone_gives_everything_back(
             await client.leave()
 
     asyncio.run(main())
+
+
+def test_one_without_a_slot_that_would_be_alone_has_none_to_give_back() -> None:
+    async def main() -> None:
+        slots = Slots(1)
+        first, suspect, second = Client(slots), Client(slots, alone=True), Client(slots)
+        await settle()
+        suspect.cancelled.set()
+        await settle()
+        assert (first.inside, suspect.inside, second.inside) == (True, True, False)
+        await suspect.leave()
+        late = Client(slots)
+        await settle()
+        assert (second.inside, late.inside) == (False, False)
+        for client in (first, second, late):
+            await client.leave()
+
+    asyncio.run(main())
