@@ -8,6 +8,7 @@ even that is ended by the next `up` from the run file.
 import asyncio
 import contextlib
 import ctypes
+import http.client
 import json
 import logging
 import os
@@ -294,15 +295,20 @@ _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 
 def _state_at(url: str) -> ProcessState:
-    """Ask a process for its state; what does not answer is still starting."""
+    """Ask a process for its state; what does not answer, or not to its end, is still starting."""
+    try:
+        return _said_at(url)
+    except (OSError, ValueError, http.client.HTTPException):
+        return "starting"
+
+
+def _said_at(url: str) -> ProcessState:
     try:
         with _open(url, timeout=PROBE_TIMEOUT_S) as answer:
             return _state_in(answer.read(), "ready")
     except urllib.error.HTTPError as answer:
         with answer:
             return _state_in(answer.read(), "starting")
-    except (OSError, ValueError):
-        return "starting"
 
 
 def _state_in(body: bytes, otherwise: ProcessState) -> ProcessState:

@@ -29,6 +29,17 @@ STATE = sys.argv[2]
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
+BREAKS_OFF = """
+import socket, sys
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+for count in range(1, 1000):
+    connection, _ = listener.accept()
+    connection.recv(65536)
+    connection.sendall(sys.argv[2].encode().decode("unicode_escape").encode())
+    connection.close()
+    if count == 3:
+        open(sys.argv[3], "w").close()
+"""
 WAITS = "import signal; signal.pause()"
 IGNORES = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)\n"
 IGNORES += "while True: signal.pause()"
@@ -107,6 +118,24 @@ def test_states_are_read_from_the_process_and_told() -> None:
             again = [records[0].state for records in told if records[0].pid == pid_of(ready)]
             assert again[0] == "starting"
         assert [record.state for record in told[-1]] == ["dead", "dead"]
+
+    uvloop.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        r"HTTP/1.1 200 OK\r\nContent-Length: 18\r\n\r\n{",
+        r"HTTP/1.1 503 No\r\nContent-Length: 18\r\n\r\n{",
+        r"INFO {}\r\n",
+    ],
+)
+def test_an_answer_that_breaks_off_does_not_end_the_supervisor(answer: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with supervisor() as system:
+            child = await system.start(command(BREAKS_OFF, answer, str(tmp_path / "asked")))
+            await until((tmp_path / "asked").exists)
+            assert child.state == "starting"
 
     uvloop.run(scenario())
 
