@@ -115,10 +115,11 @@ def node(module: str, *args: str, log: Path, env: dict[str, str] | None = None) 
 class NatsServer:
     """A nats-server with JetStream; it can be stopped and started again on the same port."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, config: str = "") -> None:
         self.port = free_port()
         self.url = f"nats://127.0.0.1:{self.port}"
         self._folder = folder
+        self._config = config
         self._process: Process | None = None
 
     def start(self) -> None:
@@ -128,6 +129,9 @@ class NatsServer:
         assert binary, "nats-server is neither on PATH nor beside this Python"
         store = str(self._folder / "store")
         command = [binary, "-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", store]
+        if self._config:
+            (self._folder / "nats.conf").write_text(self._config)
+            command += ["-c", str(self._folder / "nats.conf")]
         self._process = Process(command, log=self._folder / "nats.log")
         wait_for(self._greets, within_s=START_S_MAX, what=f"nats-server on {self.port}")
 

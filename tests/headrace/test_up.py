@@ -365,3 +365,4 @@ def test_a_broker_that_is_away_is_status_2(tmp_path: Path, environ: dict[str, st
     found = run(environ, tmp_path, "topology", "apply", "--nats-url", url)
     assert found.returncode == 2
     assert found.stderr.startswith("headrace: the broker is away")
+    assert "Connect call failed" in found.stderr
