@@ -1,9 +1,10 @@
 """A broker that asks who comes: by credentials, over TLS; and what is said where that fails."""
 
+import asyncio
 import base64
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -11,22 +12,28 @@ from typing import Any, NamedTuple
 
 import nkeys
 import pytest
+import uvloop
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from headrace.bus import BusSettings, connection
 from tests.queue import headrace
 from tests.servers import NatsServer, free_port, node
-from tests.waiting import wait_for
+from tests.waiting import until, wait_for
 
 
 class Guarded(NamedTuple):
     """A server that takes one user, over TLS, and the files that say so."""
 
-    url: str
+    server: NatsServer
     creds: Path
     ca: Path
+
+    @property
+    def url(self) -> str:
+        return self.server.url
 
 
 def pair(kind: int) -> Any:
@@ -107,7 +114,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     )
     server = NatsServer(folder, config=config)
     server.start()
-    yield Guarded(server.url, creds, ca)
+    yield Guarded(server, creds, ca)
     server.stop()
 
 
@@ -118,6 +125,23 @@ def test_a_credentials_file_and_an_authority_open_a_broker_that_asks_for_both(
     made = headrace(guarded.url, "topology", "apply", *files)
     assert made.exit_code == 0, made.stderr
     assert headrace(guarded.url, "backlog", *files).exit_code == 0
+
+
+@pytest.mark.parametrize("runs", [asyncio.run, uvloop.run])
+def test_a_connection_by_credentials_over_tls_outlasts_a_restart(
+    guarded: Guarded, runs: Callable[[Coroutine[Any, Any, None]], None]
+) -> None:
+    settings = BusSettings(guarded.url, creds=str(guarded.creds), ca=str(guarded.ca))
+
+    async def scenario() -> None:
+        async with connection(settings, name="t", timeout_s=30) as bus:
+            await asyncio.to_thread(guarded.server.stop)
+            await until(lambda: not bus.connected)
+            await asyncio.to_thread(guarded.server.start)
+            await until(lambda: bus.connected, within_s=30)
+            await bus.api("INFO")
+
+    runs(scenario())
 
 
 @pytest.mark.parametrize("flag", ["--nats-ca", "--nats-creds"])
