@@ -192,7 +192,7 @@ def test_what_an_operator_chose_stays_where_no_sizes_are_named(
     async def test(bus: Bus) -> None:
         [config] = [each for each in topology.streams(Sizes()) if each["name"] == "REPLIES"]
         await bus.api("STREAM.CREATE.REPLIES", config | own | {"max_age": S})
-        await topology.apply(bus)
+        await topology.apply(bus, replicas=replicas)
         found = (await bus.api("STREAM.INFO.REPLIES"))["config"]
         assert {name: found[name] for name in own} == own
         assert found["max_age"] == config["max_age"]
