@@ -246,6 +246,23 @@ def test_a_queue_that_is_full_leaves_the_letter(url: str) -> None:
     assert listed(url) == [subject.request]
 
 
+def test_a_queue_that_becomes_full_hides_no_id_of_what_went_into_it(url: str) -> None:
+    old, new = place(), place()
+    buried(url, letter(old), letter(new))
+
+    async def narrow(bus: Bus) -> None:
+        config = (await bus.api("STREAM.INFO.REQUESTS"))["config"]
+        await bus.api("STREAM.UPDATE.REQUESTS", config | {"max_msgs": 1})
+
+    with_bus(url, narrow)
+    result = headrace(url, "deadletters", "requeue", "--all", "--yes", "--json")
+    assert (result.exit_code, "the broker refused" in result.stderr) == (1, True)
+    [row] = json.loads(result.stdout)["rows"]
+    assert row["id"] == new.request
+    assert [each.request for each in waiting(url)] == [row["request"]]
+    assert listed(url) == [old.request]
+
+
 @pytest.mark.parametrize("what", ["requeue", "drop"])
 def test_all_of_a_tenant_go_and_the_others_stay(url: str, what: str) -> None:
     theirs = [place(tenant="a", partition=number % 32) for number in range(120)]
