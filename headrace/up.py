@@ -231,7 +231,13 @@ class _System:
 
 
 async def _announce(bus: Bus, model: str) -> None:
-    card = await registry.read_card(bus, model)
+    while True:
+        try:
+            card = await registry.read_card(bus, model)
+            break
+        except (BrokerAway, BrokerRefused) as error:  # it is brought back, as at any other time
+            log.debug("the card of %s was not read: %s", model, error)
+            await asyncio.sleep(topology.RETRY_S)
     if card is None:
         raise Refused(f"the card of {model} is not on the broker although it was published")
     await registry.keep_alive(bus, card)
