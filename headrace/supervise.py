@@ -25,6 +25,7 @@ from typing import Final
 
 from headrace.datadir import ProcessRecord, ProcessState, started_s
 from headrace.restart import Restarts
+from headrace.sockets import CannotListen
 
 log = logging.getLogger(__name__)
 
@@ -173,17 +174,26 @@ class Supervisor:
         self._changed(child, "dead")
 
     async def _keep(self, child: Child) -> None:
-        while (process := await self._spawn(child)) is not None:
+        while not child.stopping.is_set():
             began_s = time.monotonic()
-            status = await process.wait()
-            await self._reap(process)
+            try:
+                process = await self._spawn(child)
+            except (OSError, CannotListen) as error:
+                if child.process is None:
+                    raise  # it never ran: a refusal
+                status = f"before it began ({error})"
+            else:
+                if process is None:
+                    return
+                status = f"with status {await process.wait()}"
+                await self._reap(process)
             self._changed(child, "dead")
             if child.stopping.is_set():
                 return
             lived_s = time.monotonic() - began_s
             child.restarts, delay_s = child.restarts.after(lived_s=lived_s)
             log.warning(
-                "%s ended with status %s after %.1f s; starts again in %.1f s",
+                "%s ended %s after %.1f s; starts again in %.1f s",
                 child.command.name, status, lived_s, delay_s,
             )  # fmt: skip
             child.changed.set()

@@ -1,6 +1,7 @@
 """Facts about supervision, with small real processes."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 import sys
@@ -192,6 +193,37 @@ def test_a_process_that_waits_for_its_restart_does_not_delay_the_stop() -> None:
         assert child.dead
 
     uvloop.run(scenario())
+
+
+def test_a_program_that_is_away_for_a_moment_is_started_when_it_is_back(tmp_path: Path) -> None:
+    program, aside = tmp_path / "program", tmp_path / "aside"
+    program.write_text("#!/bin/sh\nexec sleep 1000\n")
+    program.chmod(0o755)
+
+    async def scenario() -> None:
+        async with supervisor() as system:
+            one = await system.start(
+                dataclasses.replace(command(WAITS), argv=lambda _: [str(program)])
+            )
+            first = pid_of(one)
+            program.rename(aside)  # as while a package is being installed anew
+            os.kill(first, signal.SIGKILL)
+            await until(lambda: one.restarts.deaths >= 2)
+            aside.rename(program)
+            await until(lambda: pid_of(one) != first)
+
+    uvloop.run(scenario())
+
+
+def test_a_program_that_is_not_there_is_an_error_of_the_start(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        nothing = dataclasses.replace(command(WAITS), argv=lambda _: [str(tmp_path / "nothing")])
+        async with supervisor() as system:
+            await system.start(nothing)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        uvloop.run(scenario())
+    assert caught.group_contains(FileNotFoundError)
 
 
 def test_once_gives_status_and_output() -> None:
