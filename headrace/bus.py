@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final
@@ -22,7 +21,7 @@ import nats.micro
 from nats.aio.subscription import Subscription as NatsSubscription
 from nats.js.errors import APIError, NotFoundError, ObjectNotFoundError
 
-from headrace.client import RECONNECT_WAIT_S, PatientClient, login
+from headrace.client import RECONNECT_WAIT_S, PatientClient, access
 from headrace.messages import (
     Answerer,
     BrokerAway,
@@ -58,6 +57,7 @@ API_TIMEOUT_S: Final = 5.0
 PING_INTERVAL_S: Final = 2
 """A broker that is frozen is noticed with the third ping that it does not answer."""
 CONNECT_TIMEOUT_S: Final = 2
+WHYS_MAX: Final = 8
 SERVICE_VERSION: Final = "1.0.0"
 PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 
@@ -337,19 +337,18 @@ async def connect(
         if bus is not None:
             await bus.found()
 
-    async def failed(error: Exception) -> None:
-        log.debug("nats: %s", error or type(error).__name__)
+    whys: list[str] = []
 
-    urls = [url.strip() for url in settings.url.split(",") if url.strip()]
-    options: dict[str, Any] = login(urls)
-    if settings.creds:
-        options["user_credentials"] = settings.creds
-    if settings.ca:
-        options["tls"] = ssl.create_default_context(cafile=settings.ca)
+    async def failed(error: Exception) -> None:
+        why = str(error) or type(error).__name__
+        loud = bus is None and timeout_s is None and not quiet and why not in whys
+        log.log(logging.WARNING if loud else logging.DEBUG, "no connection to the broker: %s", why)
+        whys[:] = [*(before for before in whys if before != why), why][-WHYS_MAX:]
+
     try:
+        options = access(settings)
         async with asyncio.timeout(timeout_s):
             await client.connect(
-                urls,
                 name=name,
                 error_cb=failed,
                 disconnected_cb=lost,
@@ -363,7 +362,7 @@ async def connect(
                 **options,
             )
     except TimeoutError:
-        raise BrokerAway("the broker did not answer") from None
+        raise BrokerAway(f"it did not answer{f': {whys[-1]}' if whys else ''}") from None
     except (nats.errors.Error, OSError, ValueError) as error:
         raise BrokerAway(str(error) or type(error).__name__) from error
     bus = Bus(client, quiet=quiet)

@@ -17,7 +17,6 @@ from headrace import (
 from headrace.command_line import CommandLine
 from headrace.datadir import DataDir, NothingRuns
 from headrace.operate import OperatorSettings, operate, refuse
-from headrace.topology import Sizes
 from headrace.up_settings import UpSettings
 
 main = CommandLine(no_args_is_help=True, help="Serve LLMs over a durable queue.")
@@ -40,7 +39,16 @@ class PsSettings:
 class ApplySettings(OperatorSettings):
     """What `headrace topology apply` takes."""
 
-    replicas: Annotated[int, typer.Option("--replicas", min=1, max=5, help="Copies of all.")] = 1
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            "--replicas",
+            min=1,
+            max=5,
+            help="Copies of all. Without it 1, and what is there keeps as many as it has.",
+            show_default=False,
+        ),
+    ] = None
 
 
 def _up(wanted: UpSettings) -> None:
@@ -77,7 +85,7 @@ def _apply(wanted: ApplySettings) -> None:
 
 async def _apply_to_broker(wanted: ApplySettings) -> None:
     async with wanted.connected() as bus:
-        applied = await topology.apply(bus, Sizes(replicas=wanted.replicas))
+        applied = await topology.apply(bus, replicas=wanted.replicas)
     if wanted.as_json:
         print(msgspec.json.encode({"applied": applied}).decode())
     else:

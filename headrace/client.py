@@ -7,13 +7,16 @@ methods; its version is pinned.
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 from urllib.parse import ParseResult, urlsplit
 
 import nats.errors
 from nats.aio.client import Client, Srv
 from nats.aio.transport import TcpTransport
+
+from headrace.messages import BusSettings
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +76,21 @@ class PatientClient(Client):
         """Drop what was not sent: those who published it have been told that it failed."""
         self._pending = []
         self._pending_data_size = 0
+
+
+def access(settings: BusSettings) -> dict[str, Any]:
+    """Return nats-py's options for these servers and the right to use them. Raises OSError for
+    a file that cannot be read, ValueError for what is no URL and where none is named: nats-py
+    would look for a server for ever, without a pause."""
+    urls = [url.strip() for url in settings.url.split(",") if url.strip()]
+    if not urls:
+        raise ValueError("no URL of it is named")
+    options: dict[str, Any] = {"servers": urls, **login(urls)}
+    if settings.creds:
+        options["user_credentials"] = settings.creds
+    if settings.ca:
+        options["tls"] = ssl.create_default_context(cafile=settings.ca)
+    return options
 
 
 def login(urls: Sequence[str]) -> dict[str, str]:

@@ -155,6 +155,8 @@ def _session_of(record: ProcessRecord) -> list[psutil.Process]:
     A session's number is not given to a new process while a member lives. So either the leader
     lives and is the recorded one, or it is gone and the members are its children.
     """
+    if not record.pid:  # not started yet; session 0 is the kernel's, and what came in from outside
+        return []
     leader = started_s(record.pid)
     if leader is not None and abs(leader - record.started_s) > CLOCK_S:
         return []

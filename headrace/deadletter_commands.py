@@ -155,7 +155,7 @@ async def _drop(wanted: DropSettings, seqs: dict[int, str]) -> None:
 def requeue(wanted: RequeueSettings) -> None:
     """Run a request that was given up again, as a new one. Its id is printed."""
     chosen = _chosen(wanted, "Requeue")
-    rows, failures = operate(_requeue(wanted, chosen))
+    rows, failures, status = operate(_requeue(wanted, chosen))
     if wanted.as_json:
         _print_json({"rows": rows})
     else:
@@ -166,33 +166,44 @@ def requeue(wanted: RequeueSettings) -> None:
     for failure in failures:
         print(f"headrace: {failure}", file=sys.stderr)
     if failures:
-        raise typer.Exit(1)
+        raise typer.Exit(status)
 
 
 async def _requeue(
     wanted: RequeueSettings, chosen: dict[int, str]
-) -> tuple[list[dict[str, str]], list[str]]:
-    """Requeue what is still there; return the old and new ids, and what could not be done."""
+) -> tuple[list[dict[str, str]], list[str], int]:
+    """Requeue what is still there; return the old and new ids, what could not be done, and the exit
+    status of that. Whatever ends it, who was requeued before is told: nothing else names those."""
     rows: list[dict[str, str]] = []
     failures: list[str] = []
-    done: set[str] = set()
     async with wanted.connected() as bus:
-        for seq, request in reversed(chosen.items()):  # of two letters for one id, the newest
+        try:
+            await _requeue_each(bus, wanted, chosen, rows, failures)
+        except BrokerRefused as error:
+            failures.append(f"the broker refused: {error}")
+        except BrokerAway as error:
+            return rows, [*failures, f"the broker is away: {error}"], 2
+    return rows, failures, 1
+
+
+async def _requeue_each(
+    bus: Bus,
+    wanted: RequeueSettings,
+    chosen: dict[int, str],
+    rows: list[dict[str, str]],
+    failures: list[str],
+) -> None:
+    done: set[str] = set()
+    for seq, request in reversed(chosen.items()):  # of two letters for one id, the newest
+        if request not in done:
             try:
-                if request not in done:
-                    fresh = await _requeue_one(bus, seq, wanted.timeout_s)
-                    rows.insert(0, {"id": request, "request": fresh})
-                    done.add(request)
-                await deadletters.remove(bus, [seq])
+                fresh = await _requeue_one(bus, seq, wanted.timeout_s)
             except NotRequeued as error:
                 failures.append(str(error))
-            except (BrokerAway, BrokerRefused) as error:
-                if not rows:
-                    raise
-                # What runs again already has an id that nobody else knows: it is printed.
-                failures.append(f"the rest was left: {error}")
-                break
-    return rows, failures
+                continue
+            rows.insert(0, {"id": request, "request": fresh})
+            done.add(request)
+        await deadletters.remove(bus, [seq])
 
 
 async def _requeue_one(bus: Bus, seq: int, timeout_s: float) -> str:

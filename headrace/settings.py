@@ -149,8 +149,12 @@ NatsUrl = Annotated[
 OptionalNatsUrl = Annotated[
     str | None, _option("nats-url", "NATS server; without it, the one of the data dir.")
 ]
-NatsCreds = Annotated[Path | None, _option("nats-creds", "NATS credentials file.", dir_okay=False)]
-NatsCa = Annotated[Path | None, _option("nats-ca", "CA file for NATS over TLS.", dir_okay=False)]
+NatsCreds = Annotated[
+    Path | None, _option("nats-creds", "NATS credentials file.", exists=True, dir_okay=False)
+]
+NatsCa = Annotated[
+    Path | None, _option("nats-ca", "CA file for NATS over TLS.", exists=True, dir_okay=False)
+]
 AdminHost = Annotated[str, _option("admin-host", "Address of /healthz, /readyz and /metrics.")]
 AdminPort = Annotated[
     int, _option("admin-port", "Their port; 0 takes a free one.", min=0, max=PORT_MAX)

@@ -8,6 +8,7 @@ even that is ended by the next `up` from the run file.
 import asyncio
 import contextlib
 import ctypes
+import http.client
 import json
 import logging
 import os
@@ -24,6 +25,7 @@ from typing import Final
 
 from headrace.datadir import ProcessRecord, ProcessState, started_s
 from headrace.restart import Restarts
+from headrace.sockets import CannotListen
 
 log = logging.getLogger(__name__)
 
@@ -172,17 +174,26 @@ class Supervisor:
         self._changed(child, "dead")
 
     async def _keep(self, child: Child) -> None:
-        while (process := await self._spawn(child)) is not None:
+        while not child.stopping.is_set():
             began_s = time.monotonic()
-            status = await process.wait()
-            await self._reap(process)
+            try:
+                process = await self._spawn(child)
+            except (OSError, CannotListen) as error:
+                if child.process is None:
+                    raise  # it never ran: a refusal
+                status = f"before it began ({error})"
+            else:
+                if process is None:
+                    return
+                status = f"with status {await process.wait()}"
+                await self._reap(process)
             self._changed(child, "dead")
             if child.stopping.is_set():
                 return
             lived_s = time.monotonic() - began_s
             child.restarts, delay_s = child.restarts.after(lived_s=lived_s)
             log.warning(
-                "%s ended with status %s after %.1f s; starts again in %.1f s",
+                "%s ended %s after %.1f s; starts again in %.1f s",
                 child.command.name, status, lived_s, delay_s,
             )  # fmt: skip
             child.changed.set()
@@ -294,15 +305,20 @@ _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 
 def _state_at(url: str) -> ProcessState:
-    """Ask a process for its state; what does not answer is still starting."""
+    """Ask a process for its state; what does not answer, or not to its end, is still starting."""
+    try:
+        return _said_at(url)
+    except (OSError, ValueError, http.client.HTTPException):
+        return "starting"
+
+
+def _said_at(url: str) -> ProcessState:
     try:
         with _open(url, timeout=PROBE_TIMEOUT_S) as answer:
             return _state_in(answer.read(), "ready")
     except urllib.error.HTTPError as answer:
         with answer:
             return _state_in(answer.read(), "starting")
-    except (OSError, ValueError):
-        return "starting"
 
 
 def _state_in(body: bytes, otherwise: ProcessState) -> ProcessState:

@@ -33,6 +33,8 @@ if REPLIES_MAX_AGE_S - 60 < DEADLINE_S_MAX:  # a generation must not outlive its
     raise RuntimeError("the longest deadline must end a minute before REPLIES forgets")
 
 _STREAM_EXISTS: Final = 10058
+_CHOICES: Final = frozenset({"num_replicas", "max_bytes", "max_msgs", "storage"})
+"""What `Sizes` stand for in a stream's configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,24 +155,31 @@ def consumer(lane: Lane, model: str, partition: int) -> dict[str, Any]:
     }
 
 
-async def apply(bus: Bus, sizes: Sizes | None = None) -> list[str]:
+async def apply(bus: Bus, sizes: Sizes | None = None, *, replicas: int | None = None) -> list[str]:
     """Create or update all streams and buckets; return their names.
 
-    Raises BrokerAway, and BrokerRefused where an existing stream cannot be changed so.
+    Without `sizes` those that are there keep what an operator may have chosen, less the number of
+    copies where `replicas` names one. Raises BrokerAway, and BrokerRefused where an existing stream
+    cannot be changed so.
     """
-    for config in streams(sizes or Sizes()):
-        await _apply_stream(bus, config)
+    kept = _CHOICES if sizes is None else frozenset()
+    if replicas is not None:
+        kept -= {"num_replicas"}
+    for config in streams(sizes or Sizes(replicas=replicas or 1)):
+        await _apply_stream(bus, config, kept)
     return names()
 
 
-async def _apply_stream(bus: Bus, config: dict[str, Any]) -> None:
+async def _apply_stream(bus: Bus, config: dict[str, Any], kept: frozenset[str]) -> None:
     name = config["name"]
     try:
         await bus.api(f"STREAM.CREATE.{name}", config)
     except BrokerRefused as error:
         if error.code != _STREAM_EXISTS:
             raise
-        await bus.api(f"STREAM.UPDATE.{name}", config)
+        there = (await bus.api(f"STREAM.INFO.{name}"))["config"]
+        own = {choice: there[choice] for choice in kept if choice in there}
+        await bus.api(f"STREAM.UPDATE.{name}", config | own)
 
 
 async def wait_applied(bus: Bus, stop: asyncio.Event) -> None:

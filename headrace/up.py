@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S: Final = 10.0
 FRONT_DEATHS_MAX: Final = 3
+RECORD_RETRY_S: Final = 1.0
 STOP_ORDER: Final = ("gateway", "ingress", "streamer", "worker", "nats")
 """No new requests, then no open streams, then none who would write to them."""
 
@@ -124,6 +125,8 @@ class _System:
         self._nats_url = wanted.nats_url or (self._broker.url if self._broker else "")
         self._commands = Commands(wanted, data_dir, self._broker, self._nats_url)
         self.supervisor: Supervisor | None = None
+        self._processes: Sequence[ProcessRecord] = ()
+        self._unwritten: asyncio.TimerHandle | None = None
 
     def kill(self) -> None:
         """End everything at once: the second signal."""
@@ -132,7 +135,27 @@ class _System:
         self._data_dir.forget()
 
     def record(self, processes: Sequence[ProcessRecord]) -> None:
-        """Write what runs, for `headrace ps` and for the next `up`."""
+        """Write what runs, for `headrace ps` and for the next `up`; later where that fails now: a
+        disk that is full ends nothing that runs."""
+        self._processes = processes
+        try:
+            self._write(processes)
+        except OSError as error:
+            if self._unwritten is None:
+                log.warning("the run file cannot be written: %s", error)
+            else:
+                self._unwritten.cancel()
+            loop = asyncio.get_running_loop()
+            self._unwritten = loop.call_later(RECORD_RETRY_S, self._record_again)
+            return
+        if self._unwritten is not None:
+            self._unwritten.cancel()
+            self._unwritten = None
+
+    def _record_again(self) -> None:
+        self.record(self._processes)
+
+    def _write(self, processes: Sequence[ProcessRecord]) -> None:
         self._data_dir.write(
             RunRecord(
                 up_pid=os.getpid(),
@@ -149,7 +172,7 @@ class _System:
         """Start everything in order, say so, and keep the model announced."""
         supervisor, wanted = self.supervisor, self._wanted
         assert supervisor is not None
-        self.record([])
+        self._write([])
         if self._broker is not None:
             await supervisor.ready(await supervisor.start(self._commands.nats(self._broker)))
         bus_settings = BusSettings(
@@ -208,7 +231,13 @@ class _System:
 
 
 async def _announce(bus: Bus, model: str) -> None:
-    card = await registry.read_card(bus, model)
+    while True:
+        try:
+            card = await registry.read_card(bus, model)
+            break
+        except (BrokerAway, BrokerRefused) as error:  # it is brought back, as at any other time
+            log.debug("the card of %s was not read: %s", model, error)
+            await asyncio.sleep(topology.RETRY_S)
     if card is None:
         raise Refused(f"the card of {model} is not on the broker although it was published")
     await registry.keep_alive(bus, card)

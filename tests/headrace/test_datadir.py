@@ -16,6 +16,7 @@ from headrace.datadir import (
     NothingRuns,
     ProcessRecord,
     RunRecord,
+    _session_of,
     is_alive,
     started_s,
 )
@@ -136,3 +137,8 @@ def test_a_pid_that_was_given_to_somebody_else_is_left_alone(tmp_path: Path) -> 
         assert data_dir.end_leftovers() == []
         assert is_alive(process.pid, since_s + 100)
         process.kill()
+
+
+def test_a_process_that_was_not_started_yet_leaves_nothing_to_end() -> None:
+    [unstarted] = record_of(0, 0.0).processes
+    assert _session_of(unstarted) == []

@@ -1,6 +1,7 @@
 """Facts about supervision, with small real processes."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 import sys
@@ -28,6 +29,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
 STATE = sys.argv[2]
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+BREAKS_OFF = """
+import socket, sys
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+for count in range(1, 1000):
+    connection, _ = listener.accept()
+    connection.recv(65536)
+    connection.sendall(sys.argv[2].encode().decode("unicode_escape").encode())
+    connection.close()
+    if count == 3:
+        open(sys.argv[3], "w").close()
 """
 WAITS = "import signal; signal.pause()"
 IGNORES = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)\n"
@@ -111,6 +123,24 @@ def test_states_are_read_from_the_process_and_told() -> None:
     uvloop.run(scenario())
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        r"HTTP/1.1 200 OK\r\nContent-Length: 18\r\n\r\n{",
+        r"HTTP/1.1 503 No\r\nContent-Length: 18\r\n\r\n{",
+        r"INFO {}\r\n",
+    ],
+)
+def test_an_answer_that_breaks_off_does_not_end_the_supervisor(answer: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with supervisor() as system:
+            child = await system.start(command(BREAKS_OFF, answer, str(tmp_path / "asked")))
+            await until((tmp_path / "asked").exists)
+            assert child.state == "starting"
+
+    uvloop.run(scenario())
+
+
 def test_what_ends_before_it_is_ready_is_reported() -> None:
     async def scenario() -> None:
         async with supervisor() as system:
@@ -163,6 +193,37 @@ def test_a_process_that_waits_for_its_restart_does_not_delay_the_stop() -> None:
         assert child.dead
 
     uvloop.run(scenario())
+
+
+def test_a_program_that_is_away_for_a_moment_is_started_when_it_is_back(tmp_path: Path) -> None:
+    program, aside = tmp_path / "program", tmp_path / "aside"
+    program.write_text("#!/bin/sh\nexec sleep 1000\n")
+    program.chmod(0o755)
+
+    async def scenario() -> None:
+        async with supervisor() as system:
+            one = await system.start(
+                dataclasses.replace(command(WAITS), argv=lambda _: [str(program)])
+            )
+            first = pid_of(one)
+            program.rename(aside)  # as while a package is being installed anew
+            os.kill(first, signal.SIGKILL)
+            await until(lambda: one.restarts.deaths >= 2)
+            aside.rename(program)
+            await until(lambda: pid_of(one) != first)
+
+    uvloop.run(scenario())
+
+
+def test_a_program_that_is_not_there_is_an_error_of_the_start(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        nothing = dataclasses.replace(command(WAITS), argv=lambda _: [str(tmp_path / "nothing")])
+        async with supervisor() as system:
+            await system.start(nothing)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        uvloop.run(scenario())
+    assert caught.group_contains(FileNotFoundError)
 
 
 def test_once_gives_status_and_output() -> None:

@@ -178,9 +178,26 @@ def test_other_sizes_are_applied_to_streams_that_are_there(applied: NatsServer) 
         await topology.apply(bus, Sizes(requests_max=7, requests_bytes_max=GIB))
         config = (await bus.api("STREAM.INFO.REQUESTS"))["config"]
         assert (config["max_msgs"], config["max_bytes"]) == (7, GIB)
-        await topology.apply(bus)
+        await topology.apply(bus, Sizes())
 
     with_bus(applied.url, test)
+
+
+@pytest.mark.parametrize("replicas", [None, 1])
+def test_what_an_operator_chose_stays_where_no_sizes_are_named(
+    own_nats: NatsServer, replicas: int | None
+) -> None:
+    own = {"max_bytes": 8 * GIB, "storage": "memory"}
+
+    async def test(bus: Bus) -> None:
+        [config] = [each for each in topology.streams(Sizes()) if each["name"] == "REPLIES"]
+        await bus.api("STREAM.CREATE.REPLIES", config | own | {"max_age": S})
+        await topology.apply(bus, replicas=replicas)
+        found = (await bus.api("STREAM.INFO.REPLIES"))["config"]
+        assert {name: found[name] for name in own} == own
+        assert found["max_age"] == config["max_age"]
+
+    with_bus(own_nats.url, test)
 
 
 def test_a_change_that_the_broker_cannot_make_is_refused(applied: NatsServer) -> None:

@@ -164,6 +164,26 @@ def test_every_process_is_brought_back_and_the_port_of_nats_stays(
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
+def test_a_run_file_that_cannot_be_written_ends_nothing_and_is_written_later(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    async def scenario() -> None:
+        async with up(tmp_path, environ) as system:
+            await until(lambda: all(map(system.ready, system.ps())), within_s=60)
+            before = system.ps()
+            in_the_way = system.data_dir / ".run.json.new"
+            in_the_way.mkdir()
+            os.kill(before["worker-1"]["pid"], signal.SIGKILL)
+            await until(lambda: any("cannot be written" in line for line in system.lines))
+            in_the_way.rmdir()
+            await until(lambda: system.ps()["worker-1"]["pid"] != before["worker-1"]["pid"])
+            await until(lambda: system.ready("worker-1"), within_s=60)
+            assert system.ps()["gateway"] == before["gateway"]
+
+    asyncio.run(scenario())
+
+
 def _flags(pid: int) -> dict[str, str]:
     """Return the flags that a process was started with, but for those of its admin port."""
     command = psutil.Process(pid).cmdline()
@@ -365,3 +385,4 @@ def test_a_broker_that_is_away_is_status_2(tmp_path: Path, environ: dict[str, st
     found = run(environ, tmp_path, "topology", "apply", "--nats-url", url)
     assert found.returncode == 2
     assert found.stderr.startswith("headrace: the broker is away")
+    assert "Connect call failed" in found.stderr
