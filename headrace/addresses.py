@@ -56,9 +56,9 @@ def check(wanted: UpSettings) -> None:
             " it: set HEADRACE_API_KEY, or [[keys]] in headrace.toml, or serve 127.0.0.1"
         )
     if not wanted.split:
-        if wanted.ingress is not None or wanted.streamers is not None:
-            raise Refused("--ingress and --streamers are for --split: without it there is one"
-                          " gateway, which is both")  # fmt: skip
+        if any(each is not None for each in (wanted.ingress, wanted.streamers, wanted.public_url)):
+            raise Refused("--ingress, --streamers and --public-url are for --split: without it"
+                          " there is one gateway, which is both")  # fmt: skip
         return
     if wanted.public_url is not None:
         _check_template(wanted.public_url, several=wanted.streamers_wanted > 1)

@@ -57,6 +57,7 @@ def test_streamers_are_reached_at_their_own_loopback_address_unless_told_otherwi
         ({"ingress": 2}, "--split"),
         ({"streamers": 1}, "--split"),
         ({"split": True, "host": "0.0.0.0"}, "without keys"),
+        ({"public_url": "http://h:{port}"}, "--split"),
         ({"split": True, "host": "0.0.0.0", "config": KEYED}, "--public-url"),
         ({"split": True, "streamers": 2, "public_url": "http://one"}, "{port}"),
         ({"split": True, "public_url": "http://{host}"}, "{port}"),
