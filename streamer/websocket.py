@@ -124,6 +124,8 @@ class Socket:
             self._leaving = True
             for reply in self._replies.values():
                 reply.leave()
+            if self._connection is not None:
+                self._connection.take_all()  # what is written now waits for a client that is gone
             await asyncio.gather(*self._tasks, return_exceptions=True)
         return None
 

@@ -3,6 +3,7 @@ says: how they end, and what a client is told by the code."""
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
@@ -18,6 +19,7 @@ from schemas.subjects import ReplySubject
 from schemas.wire import Finished, Piece, Shape, Started, Tokens, Usage, encode_frame
 from streamer import buffer
 from streamer.admission import Left, RemoteAdmission
+from streamer.buffer import OpenReply
 from streamer.mailbox import Mailbox
 from streamer.rooms import ROOMS
 from streamer.sockets import Sockets
@@ -204,5 +206,29 @@ def test_a_client_that_does_not_read_is_cut_and_leaves_nothing(
             await until(lambda: not door.sockets.open_count)
             talk.socket.transport.resume_reading()
             assert await talk.end() == 1011
+
+    at_door(own_nats, test)
+
+
+@both
+def test_a_client_that_closes_without_reading_has_left(
+    own_nats: NatsServer, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had yet to read kept its requests running until it counted as stalled."""
+    monkeypatch.setattr(buffer, "STALLED_S_MAX", math.inf)
+
+    def is_stuck(reply: OpenReply) -> bool:
+        return reply.connection is not None and reply.connection.unsent_bytes > 100_000
+
+    async def test(door: Door) -> None:
+        door.ingress.text, door.ingress.pieces = "x" * 500_000, 60
+        async with talking(door.url, path) as talk:
+            talk.socket.transport.pause_reading()
+            await talk.begin("a", {})
+            await until(lambda: any(map(is_stuck, door.mailbox.replies)))
+            talk.socket.protocol.send_close(1000)
+            talk.socket.transport.write(b"".join(talk.socket.protocol.data_to_send()))
+            await until(lambda: not door.mailbox.open_count)
+            talk.socket.transport.abort()
 
     at_door(own_nats, test)
