@@ -17,7 +17,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headrace.answers import refused, written
 from headrace.turnstile import Turnstile
-from schemas.errors import HeadersTooLarge, InvalidRequest, Refusal, RequestTimeout
+from schemas.errors import (
+    HeadersTooLarge,
+    InvalidRequest,
+    MethodNotAllowed,
+    Refusal,
+    RequestTimeout,
+)
 
 STALLED_S: Final = 60.0
 """How long what is left of an ended answer may stand still."""
@@ -118,7 +124,9 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(self._too_large() or InvalidRequest("The request is not valid HTTP/1.1."))
             return
         except httptools.HttpParserUpgrade as upgrade:
-            if self._stays:
+            if self.parser.get_method() == b"CONNECT":  # an offer by itself: read again it is too
+                self._refuse(MethodNotAllowed("This is no proxy: CONNECT is not allowed."))
+            elif self._stays:
                 self._go_on(data[upgrade.args[0] :])
             else:
                 self.handle_websocket_upgrade()
