@@ -220,7 +220,7 @@ class OpenReply:
     def came_late(self, *, now_s: float) -> None:
         """Have the log read again in a moment: its last frame may have been told to others before
         we listened, and stored after we read."""
-        self._heard_s = now_s - QUIET_READ_S + LATE_READ_S
+        self._heard_s = self._quiet_read_s = now_s - QUIET_READ_S + LATE_READ_S
 
     def give(self, frames: Iterable[bytes]) -> None:
         """Take the frames of an ended reply in place of its log, which is no more there."""
