@@ -115,3 +115,31 @@ def test_an_end_that_was_stored_just_after_the_log_was_read_is_looked_for_in_a_m
         assert isinstance(end, Complete)
 
     with_bus(url, test)
+
+
+def test_an_end_that_was_dropped_with_the_buffer_and_stored_late_is_looked_for_in_a_moment(
+    url: str,
+) -> None:
+    async def test(bus: Bus) -> None:
+        unheard = Mailbox(bus, "s")
+        reply = unheard.open(
+            tenant="t",
+            request=new_request_id(),
+            deadline_s=time.time() + 60,
+            buffer_bytes_max=1,
+        )
+        for raw in RAW[:3]:
+            reply.frame(raw)
+            await bus.store(reply.log_subject, raw)
+        reply.frame(RAW[-1])  # behind by now: dropped
+        for _ in range(2):
+            assert len(await reply.next()) == 100
+        for raw in RAW[3:]:
+            await bus.store(reply.log_subject, raw)
+        now_s = time.monotonic()
+        for late_s in (0, 2 * LATE_READ_S):
+            reply.tick(now_s=now_s + late_s, wall_s=time.time())
+        async with asyncio.timeout(15):
+            assert len(await reply.next()) == 100
+
+    with_bus(url, test)
