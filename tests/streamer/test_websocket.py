@@ -4,6 +4,7 @@ says: how they end, and what a client is told by the code."""
 import asyncio
 import contextlib
 import math
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
@@ -42,6 +43,8 @@ class Ingress:
         self.refuse_request: Exception | None = None
         self.text = "t"
         self.pieces = 3
+        self.ends = True
+        self.bodies: list[bytes] = []
 
     async def identify(
         self, headers: Sequence[tuple[bytes, bytes]], *, peer: str | None = None
@@ -62,6 +65,7 @@ class Ingress:
         deadline_s: float,
         left: Left,
     ) -> str:
+        self.bodies.append(body)
         await self._run(ReplySubject(streamer, caller.tenant, request), SHAPE)
         return SHAPE.model
 
@@ -76,6 +80,7 @@ class Ingress:
         before: bytes | None,
         left: Left,
     ) -> AdmittedResponse:
+        self.bodies.append(body)
         await self._run(ReplySubject(streamer, caller.tenant, request), RESPONSE_SHAPE)
         return AdmittedResponse(RESPONSE_SHAPE)
 
@@ -87,6 +92,8 @@ class Ingress:
         for seq in range(self.pieces):
             piece = Piece(0, self.text, (seq,))
             await self.bus.publish(subject, encode_frame(Tokens(claim.seq, seq, (piece,))))
+        if not self.ends:
+            return
         usage = Usage(1, self.pieces, 0)
         end = Finished(claim.seq, self.pieces, (), ("stop",), usage, {})
         await self.bus.publish(subject, encode_frame(end))
@@ -217,8 +224,8 @@ def test_a_client_that_closes_without_reading_has_left(
     """What it had yet to read kept its requests running until it counted as stalled."""
     monkeypatch.setattr(buffer, "STALLED_S_MAX", math.inf)
 
-    def is_stuck(reply: OpenReply) -> bool:
-        return reply.connection is not None and reply.connection.unsent_bytes > 100_000
+    def is_stuck(reply: OpenReply) -> bool:  # writes go on again only below that
+        return reply.connection is not None and reply.connection.unsent_bytes > 16_384
 
     async def test(door: Door) -> None:
         door.ingress.text, door.ingress.pieces = "x" * 500_000, 60
@@ -230,5 +237,24 @@ def test_a_client_that_closes_without_reading_has_left(
             talk.socket.transport.write(b"".join(talk.socket.protocol.data_to_send()))
             await until(lambda: not door.mailbox.open_count)
             talk.socket.transport.abort()
+
+    at_door(own_nats, test)
+
+
+@both
+def test_the_body_of_a_request_is_not_kept_while_it_is_answered(
+    own_nats: NatsServer, path: str
+) -> None:
+    """Of 256 long prompts on a socket each was held to the end of its stream."""
+
+    async def test(door: Door) -> None:
+        door.ingress.ends = False
+        async with talking(door.url, path) as talk:
+            await talk.begin("a", {"user": "x" * 100_000})
+            await until(lambda: any(each.tokens for each in door.mailbox.replies))
+            [body] = door.ingress.bodies
+            door.ingress.bodies.clear()
+            assert len(body) > 100_000
+            assert sys.getrefcount(body) == 2  # here, and as the argument
 
     at_door(own_nats, test)
