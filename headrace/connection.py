@@ -13,11 +13,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headrace.answers import refused, written
 from headrace.turnstile import Turnstile
-from schemas.errors import HeadersTooLarge, InvalidRequest, Refusal, RequestTimeout
+from schemas.errors import (
+    HeadersTooLarge,
+    InvalidRequest,
+    MethodNotAllowed,
+    Refusal,
+    RequestTimeout,
+)
 
 STALLED_S: Final = 60.0
 """How long what is left of an ended answer may stand still."""
@@ -85,6 +91,8 @@ class HttpProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol, whose scopes know their connection and whose ends are mended."""
 
     _cutting: asyncio.TimerHandle | None = None
+    _running: RequestResponseCycle | None = None
+    """The request that runs; `cycle` is the one that came last, which may wait behind it."""
 
     def __init__(self, *args: Any, turnstile: Turnstile, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -106,7 +114,21 @@ class HttpProtocol(HttpToolsProtocol):
         """Forget a connection."""
         self._turnstile.leave(self.transport)
         self._expect(None)
+        self._end_running()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        if cycle.more_body:
+            self._expect(BODY_S)
+        super()._start_asgi_task(cycle, app)
+
+    def _end_running(self) -> None:
+        """Tell the request that runs that its client is gone."""
+        cycle = self._running
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of the client."""
@@ -118,7 +140,9 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(self._too_large() or InvalidRequest("The request is not valid HTTP/1.1."))
             return
         except httptools.HttpParserUpgrade as upgrade:
-            if self._stays:
+            if self.parser.get_method() == b"CONNECT":  # an offer by itself: read again it is too
+                self._refuse(MethodNotAllowed("This is no proxy: CONNECT is not allowed."))
+            elif self._stays:
                 self._go_on(data[upgrade.args[0] :])
             else:
                 self.handle_websocket_upgrade()
@@ -166,6 +190,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._stays = self.parser.should_upgrade() and not self._should_upgrade()
         if not self._stays:
             super().on_headers_complete()
+        if self.pipeline:
+            self._expect(None)  # nothing is read of it before its turn
 
     def on_body(self, body: bytes) -> None:
         """Take a part of a body."""
@@ -210,10 +236,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _refuse(self, refusal: Refusal) -> None:
         """Answer what is no request, unless that would stand within another answer; then close."""
-        cycle = self.cycle
-        if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True
-            cycle.message_event.set()
+        self._end_running()
+        cycle = self._running
         if not self.pipeline and (
             cycle is None or cycle.response_complete or not cycle.response_started
         ):

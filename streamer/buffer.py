@@ -86,6 +86,7 @@ class OpenReply:
         self._abandoned: asyncio.Future[None] | None = None
         self._heard_s = now_s
         self._quiet_read_s = now_s
+        self._late = False
         self._sent_s = now_s
         self._sending = False
         self._unsent_bytes = 0
@@ -220,7 +221,7 @@ class OpenReply:
     def came_late(self, *, now_s: float) -> None:
         """Have the log read again in a moment: its last frame may have been told to others before
         we listened, and stored after we read."""
-        self._heard_s = now_s - QUIET_READ_S + LATE_READ_S
+        self._heard_s = self._quiet_read_s = now_s - QUIET_READ_S + LATE_READ_S
 
     def give(self, frames: Iterable[bytes]) -> None:
         """Take the frames of an ended reply in place of its log, which is no more there."""
@@ -229,6 +230,7 @@ class OpenReply:
         self.look_at_log()
 
     async def _read_log(self) -> None:
+        was_behind = self._behind
         self._log_due = self._behind = self._log_failed = False
         if self._given is not None:
             self._take_given(self._given)
@@ -248,6 +250,7 @@ class OpenReply:
         for entry in entries:
             self._keep(self._read(entry.data, stored_seq=entry.seq), len(entry.data))
             self._log_seq, self.heard_on = entry.seq, entry.subject
+        self._late = was_behind and not more  # what was dropped last may be stored in a moment
         self._behind |= more  # the rest is read once this has been: a reply may be long
         self._note_opening()
 
@@ -361,6 +364,9 @@ class OpenReply:
             self.writer.cancel("the client does not read")
 
     def _tick_log(self, now_s: float) -> None:
+        if self._late:
+            self._late = False
+            self.came_late(now_s=now_s)
         if self._log_failed and self._bus.connected:
             self.look_at_log()
         if not self.reply.missing and (self.reply.started or not self._pending):

@@ -98,12 +98,12 @@ class ResponseSocket(Socket):
         self._waiting_bytes += len(create.body)
 
     def _begin_response(self, name: str, create: Create) -> None:
-        self._running[name] = create
+        self._running[name] = create._replace(body=b"")
         self._start(name, name, create.body, self._timeout_s)
 
-    async def _run(self, name: str, reply: OpenReply, body: bytes) -> None:
+    async def _run(self, name: str, reply: OpenReply) -> None:
         try:
-            await super()._run(name, reply, body)
+            await super()._run(name, reply)
         finally:
             self._rendering.pop(name, None)
             self._made_from.pop(name, None)

@@ -79,6 +79,7 @@ class Socket:
         self._leaving = False
         # By the client's id, until its last message: then the id may be used again.
         self._replies: dict[str, OpenReply] = {}
+        self._bodies: dict[str, bytes] = {}  # until each is admitted: an answer takes far longer
         # These last longer, by the time that a cancellation takes.
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Future[Close] = asyncio.get_running_loop().create_future()
@@ -124,6 +125,8 @@ class Socket:
             self._leaving = True
             for reply in self._replies.values():
                 reply.leave()
+            if self._connection is not None:
+                self._connection.take_all()  # what is written now waits for a client that is gone
             await asyncio.gather(*self._tasks, return_exceptions=True)
         return None
 
@@ -214,16 +217,17 @@ class Socket:
         )
         reply.queued = False
         reply.connection = self._connection
-        task = reply.writer = asyncio.create_task(self._run(name, reply, body))
+        self._bodies[name] = body
+        task = reply.writer = asyncio.create_task(self._run(name, reply))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, name: str, reply: OpenReply, body: bytes) -> None:
+    async def _run(self, name: str, reply: OpenReply) -> None:
         """Run one request to its end; the outermost frame of its task."""
         mailbox = self._sockets.mailbox
         admitted = False
         try:
-            await self._admit(reply, body)
+            await self._admit(reply, self._bodies.pop(name))
             reply.now_queued(now_s=time.monotonic())
             admitted = True
             last = await self._relay(name, reply)

@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
@@ -149,6 +150,65 @@ def test_a_head_that_is_too_large_is_431_and_the_end(head: bytes) -> None:
         serving = await at("one")
         answer = await told(serving, b"GET / HTTP/1.1\r\n", head, b"\r\n")
         assert answer.startswith(b"HTTP/1.1 431 ")
+        await serving.close()
+
+    uvloop.run(scenario())
+
+
+PIPELINED = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 2
+
+
+def test_a_client_that_asked_again_before_the_end_of_its_stream_can_leave_it() -> None:
+    """Only the request that it sent last, and that had not begun, was told that it is gone."""
+    gone = asyncio.Event()
+
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            gone.set()
+
+        watching = asyncio.create_task(watch())
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while not gone.is_set():
+            await send({"type": "http.response.body", "body": b"token", "more_body": True})
+            await asyncio.sleep(0.01)
+        watching.cancel()
+
+    async def scenario() -> None:
+        serving = await serve(stream, host="127.0.0.1", port=0)
+        reader, writer = await asyncio.open_connection(serving.host, serving.port)
+        writer.write(PIPELINED)
+        await reader.readuntil(b"token")
+        writer.transport.abort()
+        try:
+            await until(gone.is_set)
+        finally:
+            gone.set()
+            await serving.close(grace_s=0)
+
+    uvloop.run(scenario())
+
+
+@pytest.mark.slow
+def test_a_body_that_waits_behind_another_answer_is_not_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was not read before its turn, and cut the stream before it for coming late."""
+    monkeypatch.setattr(connection, "BODY_S", 2.0)
+
+    async def scenario() -> None:
+        gate = asyncio.Event()
+        asyncio.get_running_loop().call_later(3.0, gate.set)
+        serving = await at("late", gate)
+        reader, writer = await asyncio.open_connection(serving.host, serving.port)
+        last = b"GET / HTTP/1.1\r\nConnection: close\r\nContent-Length: 3\r\n\r\n"
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" + last)
+        await gate.wait()
+        writer.write(b"abc")
+        async with asyncio.timeout(10):
+            assert (await reader.read(-1)).count(b"HTTP/1.1 200 OK") == 2
+        writer.close()
         await serving.close()
 
     uvloop.run(scenario())

@@ -69,6 +69,16 @@ def test_what_is_no_http_is_400_in_the_apis_shape(system: System, kind: str) -> 
     assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize("target", ["example.com:443", CHAT])
+def test_who_takes_it_for_a_proxy_is_405(system: System, target: str) -> None:
+    """A CONNECT was read again and again, to the interpreter's last frame, and never answered."""
+    with _connected(system.url) as client:
+        client.sendall(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode())
+        head, _, body = _all(client).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 405 Method Not Allowed\r\n")
+    assert json.loads(body)["error"]["code"] == "method_not_allowed"
+
+
 def test_a_head_without_end_is_refused_and_not_kept(system: System) -> None:
     with _connected(system.url) as client:
         client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nx: ")

@@ -3,6 +3,8 @@ says: how they end, and what a client is told by the code."""
 
 import asyncio
 import contextlib
+import math
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
@@ -18,6 +20,7 @@ from schemas.subjects import ReplySubject
 from schemas.wire import Finished, Piece, Shape, Started, Tokens, Usage, encode_frame
 from streamer import buffer
 from streamer.admission import Left, RemoteAdmission
+from streamer.buffer import OpenReply
 from streamer.mailbox import Mailbox
 from streamer.rooms import ROOMS
 from streamer.sockets import Sockets
@@ -40,6 +43,8 @@ class Ingress:
         self.refuse_request: Exception | None = None
         self.text = "t"
         self.pieces = 3
+        self.ends = True
+        self.bodies: list[bytes] = []
 
     async def identify(
         self, headers: Sequence[tuple[bytes, bytes]], *, peer: str | None = None
@@ -60,6 +65,7 @@ class Ingress:
         deadline_s: float,
         left: Left,
     ) -> str:
+        self.bodies.append(body)
         await self._run(ReplySubject(streamer, caller.tenant, request), SHAPE)
         return SHAPE.model
 
@@ -74,6 +80,7 @@ class Ingress:
         before: bytes | None,
         left: Left,
     ) -> AdmittedResponse:
+        self.bodies.append(body)
         await self._run(ReplySubject(streamer, caller.tenant, request), RESPONSE_SHAPE)
         return AdmittedResponse(RESPONSE_SHAPE)
 
@@ -85,6 +92,8 @@ class Ingress:
         for seq in range(self.pieces):
             piece = Piece(0, self.text, (seq,))
             await self.bus.publish(subject, encode_frame(Tokens(claim.seq, seq, (piece,))))
+        if not self.ends:
+            return
         usage = Usage(1, self.pieces, 0)
         end = Finished(claim.seq, self.pieces, (), ("stop",), usage, {})
         await self.bus.publish(subject, encode_frame(end))
@@ -204,5 +213,48 @@ def test_a_client_that_does_not_read_is_cut_and_leaves_nothing(
             await until(lambda: not door.sockets.open_count)
             talk.socket.transport.resume_reading()
             assert await talk.end() == 1011
+
+    at_door(own_nats, test)
+
+
+@both
+def test_a_client_that_closes_without_reading_has_left(
+    own_nats: NatsServer, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had yet to read kept its requests running until it counted as stalled."""
+    monkeypatch.setattr(buffer, "STALLED_S_MAX", math.inf)
+
+    def is_stuck(reply: OpenReply) -> bool:  # writes go on again only below that
+        return reply.connection is not None and reply.connection.unsent_bytes > 16_384
+
+    async def test(door: Door) -> None:
+        door.ingress.text, door.ingress.pieces = "x" * 500_000, 60
+        async with talking(door.url, path) as talk:
+            talk.socket.transport.pause_reading()
+            await talk.begin("a", {})
+            await until(lambda: any(map(is_stuck, door.mailbox.replies)))
+            talk.socket.protocol.send_close(1000)
+            talk.socket.transport.write(b"".join(talk.socket.protocol.data_to_send()))
+            await until(lambda: not door.mailbox.open_count)
+            talk.socket.transport.abort()
+
+    at_door(own_nats, test)
+
+
+@both
+def test_the_body_of_a_request_is_not_kept_while_it_is_answered(
+    own_nats: NatsServer, path: str
+) -> None:
+    """Of 256 long prompts on a socket each was held to the end of its stream."""
+
+    async def test(door: Door) -> None:
+        door.ingress.ends = False
+        async with talking(door.url, path) as talk:
+            await talk.begin("a", {"user": "x" * 100_000})
+            await until(lambda: any(each.tokens for each in door.mailbox.replies))
+            [body] = door.ingress.bodies
+            door.ingress.bodies.clear()
+            assert len(body) > 100_000
+            assert sys.getrefcount(body) == 2  # here, and as the argument
 
     at_door(own_nats, test)
