@@ -102,15 +102,20 @@ async def _common_key(bus: Bus, proposal: bytes) -> bytes:
     """Return the key that is stored, which is `proposal` if there was none."""
     stream = f"KV_{subjects.SECRETS}"
     found = await journal.read(bus, stream, _KEY_SUBJECT)
-    if not found:
-        first = {"Nats-Expected-Last-Subject-Sequence": "0"}
-        try:
-            await bus.store(_KEY_SUBJECT, proposal, headers=first)
-        except BrokerRefused as error:
-            if error.code != _WRONG_LAST_SEQUENCE:  # another node was faster
-                raise
-        found = await journal.read(bus, stream, _KEY_SUBJECT)
-    return found[-1].data
+    if found:
+        return found[-1].data
+    try:
+        await bus.store(
+            _KEY_SUBJECT, proposal, headers={"Nats-Expected-Last-Subject-Sequence": "0"}
+        )
+    except BrokerRefused as error:
+        if error.code != _WRONG_LAST_SEQUENCE:
+            raise
+    else:
+        return proposal
+    # Another node was faster. The leader has its key; a follower, which may answer `read`, lags.
+    stored = await bus.api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": _KEY_SUBJECT})
+    return base64.b64decode(stored["message"]["data"])
 
 
 def _text(raw: bytes) -> str:
