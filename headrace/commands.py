@@ -120,7 +120,8 @@ class Commands:
                 cores=_usable_cores(),
                 environ=os.environ,
             )
-        return self._tier(f"worker-{number}", "worker", "workers", self.engine_flags(), own)
+        flags = [*self.engine_flags(), "--orphan-s", str(wanted.orphan_s)]
+        return self._tier(f"worker-{number}", "worker", "workers", flags, own)
 
     def _tier(
         self,

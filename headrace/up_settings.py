@@ -18,6 +18,7 @@ class UpSettings(
     """What `headrace up` takes."""
 
     workers: settings.Workers = 1
+    orphan_s: settings.OrphanS = settings.ORPHAN_S
     split: settings.Split = False
     ingress: settings.Ingress = None
     streamers: settings.Streamers = None
