@@ -1,13 +1,14 @@
 """Members of a large body: small but for the prompt, and refused before they are decoded."""
 
 import json
-from typing import Any
+from typing import Any, Final
 
+import msgspec
 import pytest
 
 from schemas.errors import InvalidRequest, RequestTooLarge
-from schemas.openai import parse_chat, parse_completion
-from schemas.responses import parse_response
+from schemas.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from schemas.responses import ResponseRequest, parse_response
 from schemas.sizes import MEMBER_BYTES_MAX
 
 MANY = MEMBER_BYTES_MAX // 4
@@ -22,6 +23,29 @@ LARGE: dict[str, Any] = {
     "prediction": {"type": "content", "content": [1234] * MANY},
 }
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+READ: Final[dict[type[msgspec.Struct], Any]] = {
+    ChatRequest: parse_chat,
+    CompletionRequest: parse_completion,
+    ResponseRequest: parse_response,
+}
+PROMPTS = {"messages", "prompt", "input", "instructions", "documents"}
+FLAT = tuple(
+    getattr(msgspec.inspect, f"{name}Type")
+    for name in ("None", "Bool", "Int", "Float", "Str", "Literal")
+)
+
+
+def nested(kind: type[msgspec.Struct]) -> list[str]:
+    """Return the fields of a request that are decoded whatever lists and objects they hold."""
+    described = msgspec.inspect.type_info(kind)
+    assert isinstance(described, msgspec.inspect.StructType)
+    found = []
+    for each in described.fields:
+        of = each.type
+        types = of.types if isinstance(of, msgspec.inspect.UnionType) else (of,)
+        if not all(isinstance(one, FLAT) for one in types):
+            found.append(each.name)
+    return found
 
 
 @pytest.mark.slow
@@ -30,6 +54,17 @@ def test_a_member_over_the_limit_is_refused_by_name(name: str) -> None:
     with pytest.raises(RequestTooLarge, match=f"'{name}'.*{MEMBER_BYTES_MAX}") as refused:
         parse_chat(json.dumps(CHAT | {name: LARGE[name]}).encode())
     assert refused.value.param == name
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_every_member_that_may_hold_a_list_is_bounded(kind: type[msgspec.Struct]) -> None:
+    members = set(nested(kind)) - PROMPTS
+    assert {"sim", "tools" if kind is not CompletionRequest else "stop"} <= members
+    many = json.dumps([1234] * MANY)
+    for name in members:
+        with pytest.raises(RequestTooLarge) as refused:
+            READ[kind](f'{{"model": "m", "{name}": {many}}}'.encode())
+        assert refused.value.param == name
 
 
 def test_a_response_s_members_are_bounded_too() -> None:
