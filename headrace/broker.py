@@ -138,7 +138,7 @@ jetstream {{ store_dir: {store_dir} }}
 log_file: {log_file}
 logfile_size_limit: 16MB
 logfile_max_num: 2
-# A prompt of 16 MiB of JSON is at most 4 bytes a token; what is larger goes through blobs.
+# A prompt takes 4 bytes a token; one that takes more than this is refused with 413.
 max_payload: 8MB
 # A client that does not read is cut after this long, not held in memory.
 write_deadline: "10s"

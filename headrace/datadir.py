@@ -120,7 +120,7 @@ class DataDir:
         """Return what runs now; a process that has just died is dead. Raises NothingRuns."""
         record = self._read()
         if record is None or not is_alive(record.up_pid, record.up_started_s):
-            raise NothingRuns(f"no headrace up runs from {self.path}")
+            raise NothingRuns(f"no headrace up runs from {self.path}; --data-dir names another one")
         processes = tuple(
             process
             if is_alive(process.pid, process.started_s)

@@ -84,7 +84,7 @@ def operate(work: Coroutine[Any, Any, T]) -> T:
     try:
         return asyncio.run(work)
     except NothingRuns as error:
-        refuse(error)
+        refuse(f"{error}, --nats-url a broker")
     except BrokerRefused as error:
         refuse(f"the broker refused: {error}")
     except BrokerAway as error:

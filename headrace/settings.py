@@ -147,7 +147,8 @@ NatsUrl = Annotated[
     str, _option("nats-url", "NATS servers, with commas between; the URLs may carry credentials.")
 ]
 OptionalNatsUrl = Annotated[
-    str | None, _option("nats-url", "NATS server; without it, the one of the data dir.")
+    str | None,
+    _option("nats-url", "NATS servers, with commas between; without it, the one of the data dir."),
 ]
 NatsCreds = Annotated[
     Path | None, _option("nats-creds", "NATS credentials file.", exists=True, dir_okay=False)
@@ -175,8 +176,9 @@ PublicUrl = Annotated[
     str | None,
     _option(
         "public-url",
-        "URL at which clients reach a streamer, or a path on the origin they asked; without it,"
-        " its address. `up` puts the streamer's own for {port} and {number}.",
+        "URL at which clients reach a streamer; without it, its address. `up` puts the streamer's"
+        " own for {port} and {number}; `python -m streamer` takes a path on the origin they asked"
+        " too.",
     ),
 ]
 Split = Annotated[
@@ -232,7 +234,7 @@ EngineArgs = Annotated[
     JsonObject,
     _option(
         "engine-args",
-        """Engine arguments of vLLM, such as '{"tensor_parallel_size": 8}'.""",
+        """Engine arguments by vLLM's names, such as '{"tensor_parallel_size": 8}'.""",
         parser=JsonObject.parse,
         metavar="JSON",
         show_default=False,
