@@ -104,7 +104,7 @@ async def _set(wanted: SetSettings) -> Tenant:
         there = entries.get(("tenant", wanted.tenant))
         tenant = changed(wanted, there)
         if tenant.tier is not None and ("tier", tenant.tier) not in entries:
-            refuse(f"there is no tier {tenant.tier!r}")
+            refuse(f"there is no tier {tenant.tier!r}: [[tiers]] in headrace.toml make them")
         seed = None if there is None else there.seed
         await tenants.put(bus, "tenant", tenant.name, Entry(value=tenant, seed=seed))
     _warn_of_the_gate(entries)
