@@ -36,7 +36,7 @@ def queue(server: str) -> str:
     """The server, its queue empty and of its usual size."""
 
     async def empty(bus: Bus) -> None:
-        await topology.apply(bus)
+        await topology.apply(bus, Sizes())
         await bus.purge("REQUESTS", "requests.>")
 
     with_bus(server, empty)
