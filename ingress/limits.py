@@ -73,6 +73,18 @@ class Exceeded(NamedTuple):
     retry_after_s: float | None
 
 
+def explain(exceeded: Exceeded) -> str:
+    """Return what its client is told."""
+    what = {
+        "requests": "requests per minute",
+        "tokens": "tokens per minute",
+        "concurrent": "concurrent requests",
+    }[exceeded.dimension]
+    if exceeded.retry_after_s is None:
+        return f"The request is larger than your limit of {what}."
+    return f"Your limit of {what} is reached."
+
+
 class Standing(NamedTuple):
     """A bucket as its owner may see it: the limit per minute, what is left, and when it is full
     again (seconds)."""
