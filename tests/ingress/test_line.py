@@ -1,6 +1,11 @@
-"""The line before the queue: what it was told of ended requests is not lost with it."""
+"""The line before the queue: what it was told of ended requests is not lost with it, and what it
+knows of a tenant's limits holds nobody up."""
 
+import asyncio
+import os
+import signal
 import time
+from collections.abc import Iterable
 
 import msgspec
 
@@ -12,10 +17,21 @@ from headrace.tenants import Directory
 from headrace.workforce import Workforce
 from ingress.limits import Account
 from ingress.line import Line
+from ingress.ratelimit import ratelimit_headers
 from schemas import subjects
 from schemas.subjects import Settlement, new_request_id
 from schemas.tenant import Tenant
 from tests.broker import with_bus
+from tests.servers import NatsServer, freeze
+
+
+def _line(bus: Bus, tenants: Iterable[str]) -> Line:
+    """Return a line before which each of the tenants may have nine requests open."""
+    terms = {
+        name: Tenant(name=name, concurrent_requests=9, requests_per_minute=100) for name in tenants
+    }
+    directory = Directory(tenancy=Tenancy(tenants=terms))
+    return Line(bus, directory, Workforce(bus, clock=time.monotonic))
 
 
 def test_a_node_that_stops_writes_the_settlements_that_came_to_it(nats_url: str) -> None:
@@ -23,10 +39,8 @@ def test_a_node_that_stops_writes_the_settlements_that_came_to_it(nats_url: str)
 
     async def run(bus: Bus) -> None:
         await topology.apply(bus)
-        terms = {name: Tenant(name=name, concurrent_requests=9) for name in tenants}
-        workforce = Workforce(bus, clock=time.monotonic)
         async with connection(BusSettings(nats_url), name="ingress") as own:
-            line = Line(own, Directory(tenancy=Tenancy(tenants=terms)), workforce)
+            line = _line(own, tenants)
             await line.start()
             ended = []
             for tenant in tenants * 9:
@@ -43,3 +57,20 @@ def test_a_node_that_stops_writes_the_settlements_that_came_to_it(nats_url: str)
             assert msgspec.msgpack.decode(stored.data or b"", type=Account).open == {}
 
     with_bus(nats_url, run)
+
+
+def test_no_refusal_waits_for_a_silent_broker_to_say_what_is_left(own_nats: NatsServer) -> None:
+    async def run(bus: Bus) -> None:
+        await topology.apply(bus)
+        line = _line(bus, ["refused"])
+        assert "x-ratelimit-limit-requests" in await ratelimit_headers(line, "refused")
+        freeze(own_nats.pid)
+        try:
+            unanswered = asyncio.create_task(bus.api("INFO"))
+            assert await ratelimit_headers(line, "refused") == {}
+            assert not unanswered.done()
+        finally:
+            os.kill(own_nats.pid, signal.SIGCONT)
+        await unanswered
+
+    with_bus(own_nats.url, run)
