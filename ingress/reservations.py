@@ -199,8 +199,9 @@ class Reservations:
 
     def settle(self, tenant: str, *, request: str, tokens: int | None) -> None:
         """Charge what a request has used, soon; None for one that never ran. Twice is harmless."""
-        if self._limits_of(tenant).none:
-            return
+        pump = self._pumps.get(tenant)
+        if self._limits_of(tenant).none and (pump is None or not pump.known_open):
+            return  # nor had it limits when those were reserved that are open here
         pump = self._pump(tenant)
         if len(pump.settles) < SETTLES_MAX:  # more expire by themselves
             pump.settles.append(_Settle(request, tokens))
