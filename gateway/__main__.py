@@ -110,7 +110,7 @@ async def _serve(
         sockets.drain()
         await mailbox.drain(grace_s=settings.grace_s)
         await serving.close(grace_s=1.0)
-    reception.close()
+    await reception.close()
 
 
 if __name__ == "__main__":

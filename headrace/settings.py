@@ -215,6 +215,7 @@ QueuePatienceS = Annotated[
         "queue-patience-s",
         "Seconds that a request may wait for its turn; the same for ingress and streamers.",
         min=0.1,
+        max=86_400.0,
     ),
 ]
 QUEUE_PATIENCE_S: Final = 30.0

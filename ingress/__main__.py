@@ -109,7 +109,7 @@ async def _serve(
         await stop.wait()
         reception.drain()
         await serving.close(grace_s=settings.grace_s)
-    reception.close()
+    await reception.close()
 
 
 if __name__ == "__main__":

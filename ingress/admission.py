@@ -300,8 +300,10 @@ class FairQueue:
 
     def _settle_debts(self, served: PriorityClass, ticket: Ticket, *, in_turn: bool) -> None:
         for name, of_class in self._classes.items():
-            if name != served and of_class.waiting:
-                of_class.owed += SHARE_OWED[name] * ticket.cost_tokens
+            if name != served:
+                owed = of_class.owed + SHARE_OWED[name] * ticket.cost_tokens
+                # Who does not wait is owed nothing, but works off what it had beyond its share.
+                of_class.owed = owed if of_class.waiting else min(owed, 0.0)
         of_class = self._classes[served]
         of_class.owed = 0.0 if in_turn else of_class.owed - ticket.cost_tokens
 
@@ -322,8 +324,10 @@ class FairQueue:
         else:
             del self._by_tenant[ticket.tenant]
         of_class = self._classes[ticket.priority_class]
-        if not of_class.waiting:  # a new busy period: nobody has a past in it
-            self._classes[ticket.priority_class] = _Class()
+        if not self._places:  # a new busy period: nobody has a past in it
+            self._classes = {name: _Class() for name in CLASSES}
+        elif not of_class.waiting:  # its tenants have none; the class has had what it has had
+            self._classes[ticket.priority_class] = _Class(owed=min(of_class.owed, 0.0))
 
 
 def _above(name: PriorityClass) -> tuple[PriorityClass, ...]:

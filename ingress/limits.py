@@ -73,6 +73,18 @@ class Exceeded(NamedTuple):
     retry_after_s: float | None
 
 
+def explain(exceeded: Exceeded) -> str:
+    """Return what its client is told."""
+    what = {
+        "requests": "requests per minute",
+        "tokens": "tokens per minute",
+        "concurrent": "concurrent requests",
+    }[exceeded.dimension]
+    if exceeded.retry_after_s is None:
+        return f"The request is larger than your limit of {what}."
+    return f"Your limit of {what} is reached."
+
+
 class Standing(NamedTuple):
     """A bucket as its owner may see it: the limit per minute, what is left, and when it is full
     again (seconds)."""
@@ -83,11 +95,18 @@ class Standing(NamedTuple):
 
 
 def advance(account: Account, limits: Limits, *, now_s: float) -> None:
-    """Let pass what time has passed: uses drain. A clock that went back changes nothing."""
+    """Let pass what time has passed: uses drain. A clock that went back changes nothing.
+
+    No bucket holds more than fits into it now: what was used under a higher limit would drain at
+    the lower one's rate, for days.
+    """
     passed_s = max(0.0, now_s - account.updated_s)
     account.updated_s = max(account.updated_s, now_s)
-    account.requests_used = _drained(account.requests_used, limits.requests_per_minute, passed_s)
-    account.tokens_used = _drained(account.tokens_used, limits.tokens_per_minute, passed_s)
+    requests, tokens = limits.requests_per_minute, limits.tokens_per_minute
+    account.requests_used = _drained(
+        min(account.requests_used, limits.requests_max), requests, passed_s
+    )
+    account.tokens_used = _drained(min(account.tokens_used, tokens or 0), tokens, passed_s)
 
 
 def forget_expired(account: Account, *, now_s: float) -> bool:

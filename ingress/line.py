@@ -4,15 +4,16 @@ A reservation is settled by whoever ends the request: the worker that ran it, or
 was never queued. Whatever comes of a request, its reservation is settled once or expires.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 import msgspec
 
-from headrace.bus import Bus, Message
+from headrace.bus import Bus, Message, Subscription
 from headrace.settings import LineSettings
 from headrace.settle import read_settlement
 from headrace.tenants import Directory
@@ -31,6 +32,8 @@ from schemas.tenant import Policy, lane_of
 log = logging.getLogger(__name__)
 
 TOKEN_BYTES: Final = 4
+STOP_S: Final = 1.0
+"""How long the last settlements may take to be written."""
 
 
 class Line:
@@ -61,14 +64,26 @@ class Line:
         self._inquiry = Inquiry(bus, self.room, node=node, clock=time.monotonic)
         self._bus = bus
         self._predictor = Predictor()
+        self._settling: Subscription | None = None
 
     async def start(self) -> None:
         """Hear what ended requests have used, which are wanted no more, and who asks what waits.
         Raises BrokerAway."""
         await self._bus.subscribe(subjects.SETTLEMENTS, self._ended)
-        await self._bus.subscribe(subjects.SETTLEMENTS, self._settled, queue="ingress")
+        self._settling = await self._bus.subscribe(
+            subjects.SETTLEMENTS, self._settled, queue="ingress"
+        )
         await self._bus.subscribe(subjects.CANCEL_SIGNALS, self._cancelled)
         await self._inquiry.start()
+
+    async def stop(self) -> None:
+        """Leave further settlements to other nodes, and write those that came here: nobody else
+        heard of them in order to write them."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                if self._settling is not None and self._bus.connected:
+                    await self._settling.drain()
+                await self.reservations.written()
 
     async def release_forever(self) -> None:
         """Let go who waits, as there is room."""

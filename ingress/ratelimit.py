@@ -4,19 +4,25 @@
 time until all of it fits, as `250ms`, `1s` or `6m0s`. A dimension without limit has no header.
 """
 
+import asyncio
 import math
+from typing import Final
 
 from headrace.bus import BrokerAway, BrokerRefused
 from ingress.limits import Standing
 from ingress.line import Line
 from ingress.reservations import Standings
 
+STANDINGS_S_MAX: Final = 0.5
+
 
 async def ratelimit_headers(line: Line, tenant: str) -> dict[str, str]:
-    """Return the headers of an answer for which nothing was reserved; none without broker."""
+    """Return the headers of an answer for which nothing was reserved; none without broker, and
+    none where it does not answer soon: no refusal waits for them."""
     try:
-        return headers_of(await line.reservations.standings(tenant))
-    except (BrokerAway, BrokerRefused):
+        async with asyncio.timeout(STANDINGS_S_MAX):
+            return headers_of(await line.reservations.standings(tenant))
+    except (BrokerAway, BrokerRefused, TimeoutError):
         return {}
 
 

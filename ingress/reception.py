@@ -85,6 +85,7 @@ class Reception:
         self.ingress.draining = True
         self._line.room.drain()
 
-    def close(self) -> None:
-        """Let the threads end after what they do."""
+    async def close(self) -> None:
+        """Write what ended requests have used, and let the threads end after what they do."""
+        await self._line.stop()
         self._threads.shutdown(wait=False)

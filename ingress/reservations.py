@@ -60,19 +60,8 @@ class Standings:
 def _refusal(exceeded: Exceeded) -> TooManyRequests:
     seconds = exceeded.retry_after_s
     return TooManyRequests(
-        _explain(exceeded), retry_after_s=60 if seconds is None else math.ceil(seconds)
+        deciding.explain(exceeded), retry_after_s=60 if seconds is None else math.ceil(seconds)
     )
-
-
-def _explain(exceeded: Exceeded) -> str:
-    what = {
-        "requests": "requests per minute",
-        "tokens": "tokens per minute",
-        "concurrent": "concurrent requests",
-    }[exceeded.dimension]
-    if exceeded.retry_after_s is None:
-        return f"The request is larger than your limit of {what}."
-    return f"Your limit of {what} is reached."
 
 
 _Answer = asyncio.Future[tuple[Exceeded | None, Standings]]
@@ -210,8 +199,9 @@ class Reservations:
 
     def settle(self, tenant: str, *, request: str, tokens: int | None) -> None:
         """Charge what a request has used, soon; None for one that never ran. Twice is harmless."""
-        if self._limits_of(tenant).none:
-            return
+        pump = self._pumps.get(tenant)
+        if self._limits_of(tenant).none and (pump is None or not pump.known_open):
+            return  # nor had it limits when those were reserved that are open here
         pump = self._pump(tenant)
         if len(pump.settles) < SETTLES_MAX:  # more expire by themselves
             pump.settles.append(_Settle(request, tokens))
@@ -221,6 +211,16 @@ class Reservations:
         if not pump.running and pump.settling is None:
             loop = asyncio.get_running_loop()
             pump.settling = loop.call_later(SETTLE_S, self._run, tenant, pump)
+
+    async def written(self) -> None:
+        """Return once all that was settled here is written, or the broker is away."""
+        while self._bus.connected:
+            for tenant, pump in self._pumps.items():
+                if pump.settles:
+                    self._run(tenant, pump)
+            if not self._tasks:
+                return
+            await asyncio.wait(self._tasks)
 
     async def standings(self, tenant: str) -> Standings:
         """Return a tenant's buckets now. Raises BrokerAway and BrokerRefused."""

@@ -53,7 +53,10 @@ STANDING_S_MIN: Final = 0.1
 READ_S: Final = 0.01
 READ_QUIET_S: Final = 1.0
 READ_SHARE: Final = 4
-"""A reading that takes long is made more seldom: at most this part of the time is spent on it."""
+"""A reading that takes long is made more seldom: at most this part of the time is spent on it, or
+what leaves `READ_QUIET_S` between two: a broker without a leader answers none for seconds."""
+EXPIRE_S: Final = 0.1
+"""How often those who have waited too long are looked for while a reading takes its time."""
 _ROUNDING_S: Final = 1e-3
 _NO_SUBJECTS: Final = 1_000_000_000  # an offset behind all of them: the total alone is sent
 
@@ -229,13 +232,9 @@ class WaitingRoom:
         loop = asyncio.get_running_loop()
         while True:
             started_s = loop.time()
-            for (model, lane), door in list(self._doors.items()):
-                if not door.quiet:
-                    await self._count(model, lane, door)
-                    self._release(self._watermark(model, lane, door), door)
-                    self._expire(model, door)
+            await self._read()
             took_s = loop.time() - started_s
-            await asyncio.sleep(max(READ_S, took_s * READ_SHARE))
+            await asyncio.sleep(min(max(READ_S, took_s * READ_SHARE), READ_QUIET_S))
             if self._busy():
                 continue
             self._look.clear()
@@ -244,6 +243,28 @@ class WaitingRoom:
                     await self._look.wait()
             except TimeoutError:
                 continue
+
+    async def _read(self) -> None:
+        """Read all counts at once, and let nobody wait too long for that."""
+        readings = {
+            asyncio.create_task(self._read_one(model, lane, door))
+            for (model, lane), door in self._doors.items()
+            if not door.quiet
+        }
+        try:
+            while readings:
+                done, readings = await asyncio.wait(readings, timeout=EXPIRE_S)
+                for reading in done:
+                    reading.result()
+                for (model, _), door in self._doors.items():
+                    self._expire(model, door)
+        finally:
+            for reading in readings:
+                reading.cancel()
+
+    async def _read_one(self, model: str, lane: Lane, door: Door) -> None:
+        await self._count(model, lane, door)
+        self._release(self._watermark(model, lane, door), door)
 
     def _door(self, model: str, lane: Lane) -> Door:
         door = self._doors.get((model, lane))

@@ -46,7 +46,9 @@ _INFO: Final = f"STREAM.INFO.{subjects.REQUESTS}"
 _NO_SUBJECTS: Final = 1_000_000_000  # an offset behind all of them: the total alone is sent
 LOOK_S: Final = 0.03
 LOOK_SHARE: Final = 4
-"""A look that takes long is taken more seldom: at most this part of the time is spent on it."""
+"""A look that takes long is taken more seldom: at most this part of the time is spent on it, or
+what leaves `LOOK_PAUSE_S_MAX` between two: a broker without a leader answers none for seconds."""
+LOOK_PAUSE_S_MAX: Final = 1.0
 LOOK_REQUESTS_MAX: Final = 128
 
 Deliver = Callable[[RequestSubject, Message], Awaitable[None]]
@@ -166,7 +168,8 @@ class Intake:
             if self._bus.connected and not self._stopped and self.credits.scarce(held=self._held()):
                 started_s = loop.time()
                 waiting = await self._where_they_wait()
-                pause_s = max(LOOK_S, LOOK_SHARE * (loop.time() - started_s))
+                took_s = loop.time() - started_s
+                pause_s = min(max(LOOK_S, LOOK_SHARE * took_s), LOOK_PAUSE_S_MAX)
             if waiting - self.credits.waiting:
                 self._due.set()
             self.credits.waiting = waiting

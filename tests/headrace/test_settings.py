@@ -16,6 +16,7 @@ class Everything(
     settings.EngineSettings,
     settings.ListenSettings,
     settings.CorsSettings,
+    settings.LineSettings,
     settings.WebSocketSettings,
     settings.NodeSettings,
 ):
@@ -83,7 +84,7 @@ def test_a_value_of_the_wrong_type_in_the_file_is_refused() -> None:
 
 
 @pytest.mark.parametrize("figure", ["-1", "inf", "nan", "1e300"])
-@pytest.mark.parametrize("name", ["grace_s", "port", "admin_port"])
+@pytest.mark.parametrize("name", ["grace_s", "port", "admin_port", "queue_patience_s"])
 def test_a_figure_that_no_node_could_keep_is_refused_by_name(name: str, figure: str) -> None:
     assert name.replace("_", "-") in refusal("--config", write(f"{name} = {figure}\n"))
 

@@ -96,6 +96,31 @@ def test_classes_are_strict_but_lower_ones_get_their_share() -> None:
     assert served["b"] / (served["i"] + served["s"]) == pytest.approx(0.05, rel=0.1)
 
 
+def test_a_class_gets_no_more_than_its_share_by_asking_for_one_after_another() -> None:
+    queue = FairQueue()
+    for n in range(1000):
+        queue.offer(ticket(f"i{n}", "a", "interactive"))
+    served: Counter[str] = Counter()
+    for n in range(600):
+        if not queue.depths["standard"]:
+            queue.offer(ticket(f"s{n}", "b", "standard"))
+        found = queue.next()
+        assert found is not None
+        served[found.tenant] += 1
+    assert served["b"] / served["a"] == pytest.approx(0.1, rel=0.1)
+
+
+def test_a_class_that_is_back_after_what_it_took_too_much_waits_no_longer_than_others() -> None:
+    queue = FairQueue()
+    for n in range(100):
+        queue.offer(ticket(f"i{n}", "a", "interactive"))
+    queue.offer(ticket("s0", "b", "standard"))
+    served = [queue.next().request for _ in range(40)]  # type: ignore[union-attr]
+    assert "s0" in served[:2]
+    queue.offer(ticket("s1", "b", "standard"))
+    assert "s1" in [queue.next().request for _ in range(2)]  # type: ignore[union-attr]
+
+
 def test_a_class_that_was_first_for_long_owes_nothing_for_it() -> None:
     queue = FairQueue()
     for n in range(500):

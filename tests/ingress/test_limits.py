@@ -128,6 +128,19 @@ def test_a_clock_that_goes_back_gives_nothing_away() -> None:
     assert reserve(account, rules, "b", now_s=NOW_S) is not None
 
 
+def test_who_is_given_a_lower_limit_waits_for_no_more_than_that_limits_minute() -> None:
+    account = Account()
+    before = Limits(requests_per_minute=1000, tokens_per_minute=1_000_000)
+    for n in range(500):
+        assert reserve(account, before, f"r{n}", tokens=1000) is None
+    after = Limits(requests_per_minute=10, tokens_per_minute=1000)
+    assert reserve(account, after, "next") == Exceeded("requests", 6.0)
+    assert limits.standing_of_tokens(account, after) == Standing(1000, 0, 60.0)
+    assert reserve(account, after, "next", now_s=NOW_S + 6) is None
+    assert limits.settle(account, request="r0", tokens=1000)
+    assert account.requests_used == 10
+
+
 def test_a_bucket_without_limit_has_no_standing() -> None:
     assert limits.standing_of_requests(Account(), Limits(concurrent_requests=1)) is None
 

@@ -141,6 +141,25 @@ def test_a_settlement_keeps_what_others_use(nats_url: str) -> None:
     with_bus(nats_url, run)
 
 
+def test_what_ends_while_its_tenant_has_no_limits_is_open_no_more_when_it_has_again(
+    nats_url: str,
+) -> None:
+    async def run(bus: Bus) -> None:
+        await topology.apply(bus)
+        rules = Limits(concurrent_requests=2)
+        node = Reservations(bus, lambda tenant: rules, clock=lambda: 1000.0)
+        ended = [await _ask(node, "loosened") for _ in range(2)]
+        rules = Limits()
+        for request in ended:
+            assert request is not None
+            node.settle("loosened", request=request, tokens=1)
+        await node.written()
+        rules = Limits(concurrent_requests=2)
+        assert await _ask(node, "loosened") is not None
+
+    with_bus(nats_url, run)
+
+
 def test_who_leaves_while_waiting_has_reserved_nothing(nats_url: str) -> None:
     async def run(bus: Bus) -> None:
         await topology.apply(bus)

@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -9,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from headrace import topology
-from headrace.bus import Bus
+from headrace.bus import BrokerAway, Bus
 from ingress.admission import Bounds, Order, Ticket
 from ingress.waiting import WaitingRoom
 from schemas import subjects
@@ -27,7 +29,7 @@ from schemas.errors import (
 from schemas.subjects import RequestSubject, new_request_id
 from schemas.tenant import PriorityClass, lane_of
 from tests.broker import with_bus
-from tests.servers import NatsServer
+from tests.servers import NatsServer, freeze
 from tests.waiting import until
 
 _models = itertools.count()
@@ -282,6 +284,51 @@ def test_without_broker_who_waits_is_told_so(own_nats: NatsServer) -> None:
         releasing = asyncio.create_task(room.release_forever())
         assert await waiting is BrokerUnavailable
         releasing.cancel()
+
+    with_bus(own_nats.url, run)
+
+
+def test_who_waits_too_long_is_told_so_while_no_count_can_be_had(own_nats: NatsServer) -> None:
+    async def run(bus: Bus) -> None:
+        await topology.apply(bus)
+        room = WaitingRoom(bus, lambda name: 1, clock=time.monotonic, patience_s=0.2)
+        models = [Line(bus, room, name) for name in ("one", "two", "three")]
+        for asking in models:
+            await _fill(asking, room)
+        freeze(own_nats.pid)
+        try:
+            waiting = [asyncio.create_task(_refusal(asking.ask())) for asking in models]
+            await until(lambda: room.depth == 3)
+            releasing = asyncio.create_task(room.release_forever())
+            unanswered = asyncio.create_task(bus.api("STREAM.INFO.REQUESTS"))
+            assert set(await asyncio.gather(*waiting)) == {QueueTimeout}
+            assert not unanswered.done()
+        finally:
+            os.kill(own_nats.pid, signal.SIGCONT)
+        await unanswered
+        releasing.cancel()
+
+    with_bus(own_nats.url, run)
+
+
+def test_who_waits_is_let_go_soon_after_a_count_that_nobody_answered(
+    own_nats: NatsServer,
+) -> None:
+    async def run(bus: Bus) -> None:
+        async with line(bus) as (asking, room):
+            await _fill(asking, room)
+            waiting = asyncio.create_task(asking.ask(patience_s=600))
+            await until(lambda: room.depth == 1)
+            freeze(own_nats.pid)
+            try:
+                with pytest.raises(BrokerAway):
+                    await bus.api("STREAM.INFO.REQUESTS")
+            finally:
+                os.kill(own_nats.pid, signal.SIGCONT)
+            await until(lambda: bus.connected)
+            await asking.end_one()
+            await until(waiting.done)
+            await waiting
 
     with_bus(own_nats.url, run)
 

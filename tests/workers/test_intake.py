@@ -1,16 +1,18 @@
 """What an ack subject tells of a delivery, and what in the queue is nobody's request."""
 
 import asyncio
+import os
+import signal
 from collections.abc import Coroutine
 
 import pytest
 
 from headrace import topology
-from headrace.bus import Bus, Message
+from headrace.bus import BrokerAway, Bus, Message
 from schemas.model import ModelCard
 from schemas.subjects import RequestSubject, new_request_id
 from tests.broker import with_bus
-from tests.servers import NatsServer
+from tests.servers import NatsServer, freeze
 from tests.waiting import until
 from workers.credit import Place
 from workers.intake import Intake, deliveries
@@ -68,6 +70,28 @@ def test_a_foreign_subject_does_not_end_the_look_at_the_queue(
         await bus.store(str(RequestSubject("online", "sim", 3, "t", new_request_id())), b"x")
         found = frozenset({Place("online", 3)})
         await _while_running(intake.look_forever(), until(lambda: intake.credits.waiting == found))
+
+    with_bus(own_nats.url, test)
+
+
+def test_the_queue_is_looked_at_again_soon_after_a_look_that_nobody_answered(
+    own_nats: NatsServer,
+) -> None:
+    async def test(bus: Bus) -> None:
+        intake = await _intake(bus)
+
+        async def is_found() -> None:
+            freeze(own_nats.pid)
+            try:
+                with pytest.raises(BrokerAway):
+                    await bus.api("STREAM.INFO.REQUESTS")
+            finally:
+                os.kill(own_nats.pid, signal.SIGCONT)
+            await until(lambda: bus.connected)
+            await bus.store(str(RequestSubject("online", "sim", 3, "t", new_request_id())), b"x")
+            await until(lambda: intake.credits.waiting)
+
+        await _while_running(intake.look_forever(), is_found())
 
     with_bus(own_nats.url, test)
 
