@@ -65,8 +65,18 @@ def test_an_empty_piece_makes_no_chunk() -> None:
 def test_an_empty_chat_still_says_who_spoke() -> None:
     finish = said(Chunks("req_1", shape("chat")).finish(("stop",)))
     assert finish["choices"] == [
-        {"index": 0, "delta": {"role": "assistant"}, "finish_reason": "stop"}
+        {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": "stop"}
     ]
+
+
+def test_a_choice_that_speaks_first_opens_those_before_it() -> None:
+    # OpenAI's helper appends what it does not know: out of order it raises IndexError.
+    chunks = Chunks("req_1", shape("chat", choices=3))
+    spoken = [said(chunks.piece(Piece(choice, "a", (1,)))) for choice in (1, 0, 2)]
+    opened = {"role": "assistant", "content": ""}
+    found = [[(one["index"], one["delta"]) for one in chunk["choices"]] for chunk in spoken]
+    first = {"role": "assistant", "content": "a"}
+    assert found == [[(0, opened), (1, first)], [(0, {"content": "a"})], [(2, first)]]
 
 
 def test_the_finish_says_why_each_choice_ended() -> None:
