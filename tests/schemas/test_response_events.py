@@ -191,6 +191,18 @@ def test_calls_whose_parts_come_in_turns_are_items_of_their_own() -> None:
     assert [event["output_index"] for event in done] == [1, 2]
 
 
+def test_text_between_the_parts_of_a_call_does_not_end_the_call() -> None:
+    # vLLM's parsers hand over the line's end between two calls once they find nothing of a call.
+    events = pieces("Hm.", call(0, '{"a"', id="c0", name="f"), "\n", call(0, ":1}"), "!")
+    made, _ = rendered(events, Complete(5, ("tool_calls",), USAGE))
+    found = bodies(made)
+    before, called, after = found[-1]["response"]["output"]
+    assert [text["content"][0]["text"] for text in (before, after)] == ["Hm.", "\n!"]
+    assert (called["call_id"], called["name"], called["arguments"]) == ("c0", "f", '{"a":1}')
+    done = [event["item"] for event in found if event["type"] == "response.output_item.done"]
+    assert done == [before, called, after]
+
+
 def test_what_the_model_thinks_is_an_item_before_its_answer() -> None:
     made, _ = rendered(
         pieces({"reasoning_content": "Hm"}, {"reasoning_content": "m."}, "Yes.", "!"),
