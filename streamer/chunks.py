@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from schemas.logprobs import finite, logprob_of
-from schemas.wire import Piece, Shape, Usage
+from schemas.wire import Piece, Shape, TokenLogprob, Usage
 
 _json = msgspec.json.Encoder().encode
 
@@ -150,5 +150,11 @@ def logprobs_of(pieces: Sequence[Piece], *, chat: bool, offset: int = 0) -> dict
         "text_offset": offsets,
         "token_logprobs": [finite(token.logprob) for token in tokens],
         "tokens": [token.text for token in tokens],
-        "top_logprobs": [{top.text: finite(top.logprob) for top in token.top} for token in tokens],
+        "top_logprobs": [_likeliest(token) for token in tokens],
     }
+
+
+def _likeliest(token: TokenLogprob) -> dict[str, float]:
+    """Return the likeliest tokens of a completion's place, and the chosen one in any case."""
+    likeliest = {top.text: finite(top.logprob) for top in token.top}
+    return likeliest if token.text in likeliest else likeliest | {token.text: finite(token.logprob)}

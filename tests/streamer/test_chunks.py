@@ -123,8 +123,16 @@ def test_minus_infinity_is_no_infinity_in_a_chunk(endpoint: str) -> None:
         assert [top["logprob"] for top in token["top_logprobs"]] == [-0.5, -9999.0]
     else:
         assert logprobs["token_logprobs"] == [-9999.0]
-        assert logprobs["top_logprobs"] == [{"b": -0.5, "c": -9999.0}]
+        assert logprobs["top_logprobs"] == [{"b": -0.5, "c": -9999.0, "é": -9999.0}]
     assert b"Infinity" not in (raw or b"")
+
+
+def test_a_completions_chosen_token_is_always_among_the_likeliest() -> None:
+    # OpenAI's reference: "there may be up to `logprobs+1` elements in the response".
+    tokens = (TokenLogprob("a", -3.0, (TopToken("b", -0.5),)), TokenLogprob("c", -1.0, ()))
+    tokens += (TokenLogprob("d", -0.25, (TopToken("d", -0.25),)),)
+    likeliest = logprobs_of([Piece(0, "acd", (1, 2, 3), tokens)], chat=False)["top_logprobs"]
+    assert likeliest == [{"b": -0.5, "a": -3.0}, {"c": -1.0}, {"d": -0.25}]
 
 
 def test_a_completions_offsets_count_characters() -> None:
