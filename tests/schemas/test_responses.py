@@ -49,6 +49,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function"}]}, "tools[0].name"),
     ({"tool_choice": "sometimes"}, "tool_choice"),
     ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
+    ({"tool_choice": "required", "tools": []}, "tool_choice"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
     ({"context_management": [{"type": "compaction"}]}, "context_management"),
@@ -73,6 +74,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def chat_of(**more: Any) -> ChatRequest:
     request = parse_response(json.dumps(BODY | more).encode())
     return as_chat(request, request.items(REQUEST))
+
+
+def test_what_the_object_says_of_tools_where_there_are_none_may_be_asked_for() -> None:
+    assert chat_of(tool_choice="auto", tools=[]).choice == "none"
 
 
 def chat(**more: Any) -> ChatRequest:
