@@ -186,6 +186,40 @@ def test_calls_and_their_outputs_are_the_turns_of_a_chat() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("I look.", "!", "I look.!"),
+        (None, "Wait.", "Wait."),
+        (["I", "look."], "!", ["I", "look.", "!"]),
+    ],
+)
+def test_text_after_calls_does_not_part_them_from_their_results(
+    before: str | list[str] | None, after: str, said: str | list[str]
+) -> None:
+    # An assistant's second message in a row is refused by many chat templates.
+    def parts(text: str | list[str]) -> str | list[dict[str, str]]:
+        return text if isinstance(text, str) else [{"type": "text", "text": each} for each in text]
+
+    own = chat_of(
+        input=[
+            {"role": "user", "content": "Weather?"},
+            *([] if before is None else [{"role": "assistant", "content": parts(before)}]),
+            {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+            {"role": "assistant", "content": after},
+            {"type": "function_call_output", "call_id": "c1", "output": "sun"},
+        ]
+    )
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert own == chat(
+        messages=[
+            {"role": "user", "content": "Weather?"},
+            {"role": "assistant", "content": parts(said), "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "sun"},
+        ]
+    )
+
+
 def test_items_have_ids_of_their_own_or_new_ones() -> None:
     body = {
         "input": [{"role": "user", "content": "a"}, {"id": "m", "role": "user", "content": "b"}]
