@@ -117,6 +117,7 @@ class ResponseEvents:
         self._items: list[_Item] = []
         self._open: list[_Item] = []
         self._calls: dict[int, _Call] = {}
+        self._silent: list[TokenLogprob] = []  # without text, and it is not known of what
         self._reasoning_tokens = 0
         self._error: dict[str, Any] | None = None
         self._incomplete: dict[str, Any] | None = None
@@ -188,8 +189,10 @@ class ResponseEvents:
                 yield from self._think(delta[member])
                 break
         logprobs = (piece.logprobs or ()) if self._logprobs else ()
-        if piece.text or (logprobs and not delta):
+        if piece.text:
             yield from self._say(piece.text, logprobs)
+        elif logprobs and not delta:
+            yield from self._say_nothing(logprobs)
         for call in delta.get("tool_calls") or ():
             yield from self._call(call)
 
@@ -197,6 +200,7 @@ class ResponseEvents:
         message = self._open[-1] if self._open else None
         if not isinstance(message, _Message):
             yield from self._close_texts()
+            logprobs, self._silent = [*self._silent, *logprobs], []
             message = self._begin(_Message(len(self._items), self._stem))
             yield self._added(message)
             message.begun = True
@@ -207,6 +211,14 @@ class ResponseEvents:
         message.logprobs += shown
         yield self._of_part("response.output_text.delta", message, delta=text, logprobs=shown)
 
+    def _say_nothing(self, logprobs: Sequence[TokenLogprob]) -> Iterator[Rendered]:
+        """Tell of tokens without text, once it is known that they are a message's: half a
+        character may be a thought's, and markup may begin a thought or a call."""
+        if self._open and isinstance(self._open[-1], _Message):
+            yield from self._say("", logprobs)
+        else:
+            self._silent += logprobs
+
     def _delta_of(self, message: _Message) -> tuple[bytes, bytes]:
         """Return what stands round the number in an event of plain text."""
         name = b'{"type":"response.output_text.delta","sequence_number":'
@@ -214,6 +226,7 @@ class ResponseEvents:
         return name, b"," + _json(place)[1:-1] + b',"logprobs":[],"delta":'
 
     def _think(self, text: str) -> Iterator[Rendered]:
+        self._silent = []
         thought = self._open[-1] if self._open else None
         if not isinstance(thought, _Thought):
             yield from self._close_texts()
@@ -225,6 +238,7 @@ class ResponseEvents:
         yield self._of_part("response.reasoning_text.delta", thought, delta=text)
 
     def _call(self, delta: dict[str, Any]) -> Iterator[Rendered]:
+        self._silent = []
         function = delta.get("function") or {}
         call = self._calls.get(delta["index"])
         if call is None:

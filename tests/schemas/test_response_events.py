@@ -241,6 +241,27 @@ def test_log_probabilities_come_with_their_tokens_and_at_the_end() -> None:
     assert found[-1]["response"]["output"][0]["content"][0]["logprobs"] == shown
 
 
+def test_tokens_without_text_begin_no_message_of_their_own() -> None:
+    # With a reasoning parser: markup that it takes out, and half a character in a thought.
+    def silent(token: str, *delta: dict[str, Any], text: str = "") -> Shown:
+        logprobs = (TokenLogprob(token, -0.5, ()),)
+        return Shown(0, Piece(0, text, (7,), logprobs, delta[0] if delta else None))
+
+    events = [
+        *(silent("<think>"), silent("I", {"reasoning": "I "}), silent("half")),
+        *(silent("see", {"reasoning": "\u20ac."}), silent("half"), silent("Hi", text="Hi")),
+        *(silent("<tool_call>"), silent("f", call(0, "{", id="c", name="f"))),
+        *(silent("half"), silent("}", call(0, "}"))),
+    ]
+    made, _ = rendered(events, Complete(10, ("tool_calls",), USAGE), logprobs=True)
+    thought, message, called = bodies(made)[-1]["response"]["output"]
+    assert thought["content"] == [{"type": "reasoning_text", "text": "I \u20ac."}]
+    [part] = message["content"]
+    assert part["text"] == "Hi"
+    assert [token["token"] for token in part["logprobs"]] == ["half", "Hi", "<tool_call>"]
+    assert called["arguments"] == "{}"
+
+
 @pytest.mark.parametrize(
     ("code", "openais"),
     [("engine_error", "server_error"), ("invalid_request", "invalid_prompt")],
