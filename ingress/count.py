@@ -35,7 +35,9 @@ def count(ingress: Ingress) -> Any:
         caller = await ingress.gate.recognise(scope["headers"], peer=peer_of(scope))
         name = new_request_id()
         try:
-            return await _count(ingress, caller, await read_body(request), name)
+            body = await read_body(request)
+            ingress.gate.check(caller)  # a body may take a minute
+            return await _count(ingress, caller, body, name)
         except Refusal as refusal:
             own = own_words(refusal) if isinstance(refusal, InvalidRequest) else refusal
             return refused(own, name, await ratelimit_headers(ingress.line, caller.tenant))

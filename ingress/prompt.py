@@ -72,7 +72,8 @@ class Prompter:
         )
         if ending is Ending.OPEN:
             open_end(turns)
-        known = {**self._special, **(variables or {})}
+        # What is not given is none, and not undefined, as Hugging Face has it.
+        known = {"documents": None, **self._special, **(variables or {})}
         known |= {"messages": turns, "tools": tools or None}
         known["add_generation_prompt"] = ending is Ending.ANSWER
         try:

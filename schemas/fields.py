@@ -75,7 +75,7 @@ CHAT: Final = SHARED | {
 COMPLETION: Final = SHARED | {
     "max_tokens": "The most tokens of each choice; without it 16.",
     "prompt": "One text, or one list of token ids.",
-    "logprobs": "0 to 5 likeliest tokens beside each.",
+    "logprobs": "0 to 5 likeliest tokens each, and the chosen one.",
     "echo": "The prompt stands before each choice; without log probabilities only.",
     "best_of": "Equal to `n` only.",
 }

@@ -3,7 +3,8 @@ events, so that a replay is equal byte for byte, and the object is what the even
 
 Names and members as in OpenAI's reference of streaming events. `sequence_number` counts the events
 from 0. A message, a reasoning or a function call is an output item; text that follows on text is
-the same item's, and calls stay open to the end, since the parts of several may come in turns.
+the same item's, and calls stay open to the end, since the parts of several may come in turns, and
+what a parser held back may come between them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -116,6 +117,7 @@ class ResponseEvents:
         self._items: list[_Item] = []
         self._open: list[_Item] = []
         self._calls: dict[int, _Call] = {}
+        self._silent: list[TokenLogprob] = []  # without text, and it is not known of what
         self._reasoning_tokens = 0
         self._error: dict[str, Any] | None = None
         self._incomplete: dict[str, Any] | None = None
@@ -187,15 +189,18 @@ class ResponseEvents:
                 yield from self._think(delta[member])
                 break
         logprobs = (piece.logprobs or ()) if self._logprobs else ()
-        if piece.text or (logprobs and not delta):
+        if piece.text:
             yield from self._say(piece.text, logprobs)
+        elif logprobs and not delta:
+            yield from self._say_nothing(logprobs)
         for call in delta.get("tool_calls") or ():
             yield from self._call(call)
 
     def _say(self, text: str, logprobs: Sequence[TokenLogprob]) -> Iterator[Rendered]:
         message = self._open[-1] if self._open else None
         if not isinstance(message, _Message):
-            yield from self._close()
+            yield from self._close_texts()
+            logprobs, self._silent = [*self._silent, *logprobs], []
             message = self._begin(_Message(len(self._items), self._stem))
             yield self._added(message)
             message.begun = True
@@ -206,6 +211,14 @@ class ResponseEvents:
         message.logprobs += shown
         yield self._of_part("response.output_text.delta", message, delta=text, logprobs=shown)
 
+    def _say_nothing(self, logprobs: Sequence[TokenLogprob]) -> Iterator[Rendered]:
+        """Tell of tokens without text, once it is known that they are a message's: half a
+        character may be a thought's, and markup may begin a thought or a call."""
+        if self._open and isinstance(self._open[-1], _Message):
+            yield from self._say("", logprobs)
+        else:
+            self._silent += logprobs
+
     def _delta_of(self, message: _Message) -> tuple[bytes, bytes]:
         """Return what stands round the number in an event of plain text."""
         name = b'{"type":"response.output_text.delta","sequence_number":'
@@ -213,9 +226,10 @@ class ResponseEvents:
         return name, b"," + _json(place)[1:-1] + b',"logprobs":[],"delta":'
 
     def _think(self, text: str) -> Iterator[Rendered]:
+        self._silent = []
         thought = self._open[-1] if self._open else None
         if not isinstance(thought, _Thought):
-            yield from self._close()
+            yield from self._close_texts()
             thought = self._begin(_Thought(len(self._items), self._stem))
             yield self._added(thought)
             part = {"type": "reasoning_text", "text": ""}
@@ -224,11 +238,12 @@ class ResponseEvents:
         yield self._of_part("response.reasoning_text.delta", thought, delta=text)
 
     def _call(self, delta: dict[str, Any]) -> Iterator[Rendered]:
+        self._silent = []
         function = delta.get("function") or {}
         call = self._calls.get(delta["index"])
         if call is None:
             if self._open and not isinstance(self._open[-1], _Call):
-                yield from self._close()
+                yield from self._close_texts()
             index = len(self._items)
             call_id = delta.get("id") or f"call_{self._stem}o{index}"
             name = function.get("name") or ""
@@ -245,10 +260,14 @@ class ResponseEvents:
         self._open.append(item)
         return item
 
-    def _close(self) -> Iterator[Rendered]:
-        """End all open items."""
+    def _close_texts(self) -> Iterator[Rendered]:
+        """End what is open, except for calls: more of them may come."""
+        yield from self._close([item for item in self._open if not isinstance(item, _Call)])
+
+    def _close(self, items: Sequence[_Item]) -> Iterator[Rendered]:
+        """End open items."""
         self._delta = None
-        for item in self._open:
+        for item in items:
             match item:
                 case _Message():
                     more = {"text": item.text, "logprobs": item.logprobs}
@@ -262,8 +281,7 @@ class ResponseEvents:
                     yield self._of_item(name, item, name=item.name, arguments=item.text)
             item.status = "incomplete" if self._incomplete else "completed"
             yield self._event("response.output_item.done", self._place(item))
-        self._open = []
-        self._calls = {}
+        self._open = [item for item in self._open if item not in items]
 
     def _complete(self, complete: Complete) -> Iterator[Rendered]:
         self._usage = complete.usage
@@ -272,7 +290,7 @@ class ResponseEvents:
             self._incomplete = {"reason": reason}
         if not self._items and complete.reasons:  # without a choice nothing was to be made
             yield from self._say("", ())
-        yield from self._close()
+        yield from self._close(self._open)
         self.status = "incomplete" if self._incomplete else "completed"
         yield self._lifecycle(f"response.{self.status}")
 

@@ -138,7 +138,7 @@ def messages_of(items: Sequence[Item], *, instructions: str | None) -> list[Item
     for item in items:
         match item["type"]:
             case "message":
-                messages.append({"role": item["role"], "content": _texts(item["content"])})
+                _add_message(messages, item)
             case "function_call":
                 _add_call(messages, item)
             case "function_call_output":
@@ -154,6 +154,24 @@ def _texts(parts: Sequence[Item]) -> Any:
     if len(texts) == 1:
         return texts[0]
     return [{"type": "text", "text": text} for text in texts]
+
+
+def _add_message(messages: list[Item], item: Item) -> None:
+    """Add a message, or its text to the assistant's message whose calls have yet to be answered:
+    one answer said both, and the tools' results must follow their calls."""
+    content = _texts(item["content"])
+    if item["role"] != "assistant" or not messages or "tool_calls" not in messages[-1]:
+        messages.append({"role": item["role"], "content": content})
+        return
+    before = messages[-1]["content"] or ""
+    if isinstance(before, str) and isinstance(content, str):
+        messages[-1]["content"] = before + content
+    else:
+        messages[-1]["content"] = [*_parts(before), *_parts(content)]
+
+
+def _parts(content: Any) -> list[Item]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _add_call(messages: list[Item], item: Item) -> None:

@@ -213,7 +213,7 @@ def as_chat(request: ResponseRequest, items: Sequence[Item]) -> ChatRequest:
         "logprobs": request.logprobs or None,
         "top_logprobs": (request.top_logprobs or 0) if request.logprobs else None,
         "tools": [_chat_tool(tool) for tool in request.tools or ()] or None,
-        "tool_choice": _chat_tool_choice(request.tool_choice),
+        "tool_choice": _chat_tool_choice(request.tool_choice, tools=bool(request.tools)),
         "parallel_tool_calls": request.parallel_tool_calls,
         "response_format": _chat_format(request.text),
         "verbosity": request.text and request.text.verbosity,
@@ -251,8 +251,10 @@ def _chat_tool(tool: Mapping[str, Any]) -> Item:
     return {"type": "function", "function": function}
 
 
-def _chat_tool_choice(choice: str | Mapping[str, Any] | None) -> Any:
+def _chat_tool_choice(choice: str | Mapping[str, Any] | None, *, tools: bool) -> Any:
     match choice:
+        case "auto" if not tools:  # what the object of every response says; a chat refuses it
+            return None
         case None | "auto" | "none" | "required":
             return choice
         case {"type": "function", "name": str(name)}:

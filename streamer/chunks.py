@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from schemas.logprobs import finite, logprob_of
-from schemas.wire import Piece, Shape, Usage
+from schemas.wire import Piece, Shape, TokenLogprob, Usage
 
 _json = msgspec.json.Encoder().encode
 
@@ -68,7 +68,16 @@ class Chunks:
         if self._logprobs or not self._chat:
             body["logprobs"] = self._logprobs_of(piece) if self._logprobs else None
         body["finish_reason"] = None
-        return self._head + b',"choices":[' + _json(body) + b"]" + self._tail
+        choices = [*self._openings(piece.choice), body]
+        return self._head + b',"choices":' + _json(choices) + self._tail
+
+    def _openings(self, choice: int) -> list[dict[str, Any]]:
+        """Begin the choices before one that speaks sooner: OpenAI's SDK puts each at the end of
+        its list, and fails where one is out of its place."""
+        before = sorted(due for due in self._roles_due if due < choice)
+        self._roles_due -= set(before)
+        delta = {"role": "assistant", "content": ""}
+        return [{"index": due, "delta": delta, "finish_reason": None} for due in before]
 
     def _logprobs_of(self, piece: Piece) -> dict[str, Any]:
         offset = self._offsets.get(piece.choice, 0)
@@ -90,7 +99,8 @@ class Chunks:
         for choice, reason in enumerate(reasons):
             body: dict[str, Any] = {"index": choice}
             if self._chat:
-                body["delta"] = {"role": "assistant"} if choice in self._roles_due else {}
+                silent = choice in self._roles_due
+                body["delta"] = {"role": "assistant", "content": ""} if silent else {}
             else:
                 echo = self._echo if choice in self._echoes_due else ""
                 body |= {"text": echo, "logprobs": None}
@@ -140,5 +150,11 @@ def logprobs_of(pieces: Sequence[Piece], *, chat: bool, offset: int = 0) -> dict
         "text_offset": offsets,
         "token_logprobs": [finite(token.logprob) for token in tokens],
         "tokens": [token.text for token in tokens],
-        "top_logprobs": [{top.text: finite(top.logprob) for top in token.top} for token in tokens],
+        "top_logprobs": [_likeliest(token) for token in tokens],
     }
+
+
+def _likeliest(token: TokenLogprob) -> dict[str, float]:
+    """Return the likeliest tokens of a completion's place, and the chosen one in any case."""
+    likeliest = {top.text: finite(top.logprob) for top in token.top}
+    return likeliest if token.text in likeliest else likeliest | {token.text: finite(token.logprob)}

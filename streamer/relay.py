@@ -53,6 +53,7 @@ class Relay:
         self._reply = reply
         self._stream = stream
         self._begun = False
+        self._written: EventLines | ResponseLines | None = None  # what renders the events
         self._after = after
         self._returns = returns
         self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
@@ -88,7 +89,7 @@ class Relay:
             events = await reply.next()
             body = b""
             if lines is None and (events or reply.opening_due):
-                lines = self._lines()
+                lines = self._written = self._lines()
                 body = lines.opening()
                 reply.write_now = _writing(lines, send, reply)
             reply.opening_due = False
@@ -136,7 +137,8 @@ class Relay:
         if connection is None:
             return
         connection.take_all()
-        body = error_event(self._reply.refusal or CUT)  # a reply that has ended refuses no more
+        refusal = self._reply.refusal or CUT  # a reply that has ended refuses no more
+        body = error_event(refusal) if self._written is None else self._written.error(refusal)
         await send({"type": "http.response.body", "body": body, "more_body": False})
         connection.close(still_s=CUT_S)
 

@@ -162,6 +162,11 @@ def test_the_templates_further_variables_reach_it() -> None:
     assert found == prompter.text("yeslow[{'a': 1}]")
 
 
+def test_tools_and_documents_that_are_not_given_are_none_to_the_template() -> None:
+    prompter = templated("{{ tools is none }}{{ documents is none }}{{ thinking is defined }}")
+    assert ids(prompter, USER) == prompter.text("TrueTrueFalse")
+
+
 def test_tools_and_their_calls_are_rendered() -> None:
     prompter = Prompter(FILES)
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

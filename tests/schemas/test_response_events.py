@@ -191,6 +191,18 @@ def test_calls_whose_parts_come_in_turns_are_items_of_their_own() -> None:
     assert [event["output_index"] for event in done] == [1, 2]
 
 
+def test_text_between_the_parts_of_a_call_does_not_end_the_call() -> None:
+    # vLLM's parsers hand over the line's end between two calls once they find nothing of a call.
+    events = pieces("Hm.", call(0, '{"a"', id="c0", name="f"), "\n", call(0, ":1}"), "!")
+    made, _ = rendered(events, Complete(5, ("tool_calls",), USAGE))
+    found = bodies(made)
+    before, called, after = found[-1]["response"]["output"]
+    assert [text["content"][0]["text"] for text in (before, after)] == ["Hm.", "\n!"]
+    assert (called["call_id"], called["name"], called["arguments"]) == ("c0", "f", '{"a":1}')
+    done = [event["item"] for event in found if event["type"] == "response.output_item.done"]
+    assert done == [before, called, after]
+
+
 def test_what_the_model_thinks_is_an_item_before_its_answer() -> None:
     made, _ = rendered(
         pieces({"reasoning_content": "Hm"}, {"reasoning_content": "m."}, "Yes.", "!"),
@@ -227,6 +239,27 @@ def test_log_probabilities_come_with_their_tokens_and_at_the_end() -> None:
     ]
     assert [e["logprobs"] for e in found if e["type"] == "response.output_text.delta"] == [shown]
     assert found[-1]["response"]["output"][0]["content"][0]["logprobs"] == shown
+
+
+def test_tokens_without_text_begin_no_message_of_their_own() -> None:
+    # With a reasoning parser: markup that it takes out, and half a character in a thought.
+    def silent(token: str, *delta: dict[str, Any], text: str = "") -> Shown:
+        logprobs = (TokenLogprob(token, -0.5, ()),)
+        return Shown(0, Piece(0, text, (7,), logprobs, delta[0] if delta else None))
+
+    events = [
+        *(silent("<think>"), silent("I", {"reasoning": "I "}), silent("half")),
+        *(silent("see", {"reasoning": "\u20ac."}), silent("half"), silent("Hi", text="Hi")),
+        *(silent("<tool_call>"), silent("f", call(0, "{", id="c", name="f"))),
+        *(silent("half"), silent("}", call(0, "}"))),
+    ]
+    made, _ = rendered(events, Complete(10, ("tool_calls",), USAGE), logprobs=True)
+    thought, message, called = bodies(made)[-1]["response"]["output"]
+    assert thought["content"] == [{"type": "reasoning_text", "text": "I \u20ac."}]
+    [part] = message["content"]
+    assert part["text"] == "Hi"
+    assert [token["token"] for token in part["logprobs"]] == ["half", "Hi", "<tool_call>"]
+    assert called["arguments"] == "{}"
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function"}]}, "tools[0].name"),
     ({"tool_choice": "sometimes"}, "tool_choice"),
     ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
+    ({"tool_choice": "required", "tools": []}, "tool_choice"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
     ({"context_management": [{"type": "compaction"}]}, "context_management"),
@@ -73,6 +74,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def chat_of(**more: Any) -> ChatRequest:
     request = parse_response(json.dumps(BODY | more).encode())
     return as_chat(request, request.items(REQUEST))
+
+
+def test_what_the_object_says_of_tools_where_there_are_none_may_be_asked_for() -> None:
+    assert chat_of(tool_choice="auto", tools=[]).choice == "none"
 
 
 def chat(**more: Any) -> ChatRequest:
@@ -177,6 +182,40 @@ def test_calls_and_their_outputs_are_the_turns_of_a_chat() -> None:
             {"role": "assistant", "content": "I look.", "tool_calls": calls},
             {"role": "tool", "tool_call_id": "c1", "content": "sun"},
             {"role": "tool", "tool_call_id": "c2", "content": "rain"},
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("I look.", "!", "I look.!"),
+        (None, "Wait.", "Wait."),
+        (["I", "look."], "!", ["I", "look.", "!"]),
+    ],
+)
+def test_text_after_calls_does_not_part_them_from_their_results(
+    before: str | list[str] | None, after: str, said: str | list[str]
+) -> None:
+    # An assistant's second message in a row is refused by many chat templates.
+    def parts(text: str | list[str]) -> str | list[dict[str, str]]:
+        return text if isinstance(text, str) else [{"type": "text", "text": each} for each in text]
+
+    own = chat_of(
+        input=[
+            {"role": "user", "content": "Weather?"},
+            *([] if before is None else [{"role": "assistant", "content": parts(before)}]),
+            {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+            {"role": "assistant", "content": after},
+            {"type": "function_call_output", "call_id": "c1", "output": "sun"},
+        ]
+    )
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert own == chat(
+        messages=[
+            {"role": "user", "content": "Weather?"},
+            {"role": "assistant", "content": parts(said), "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "sun"},
         ]
     )
 

@@ -65,8 +65,18 @@ def test_an_empty_piece_makes_no_chunk() -> None:
 def test_an_empty_chat_still_says_who_spoke() -> None:
     finish = said(Chunks("req_1", shape("chat")).finish(("stop",)))
     assert finish["choices"] == [
-        {"index": 0, "delta": {"role": "assistant"}, "finish_reason": "stop"}
+        {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": "stop"}
     ]
+
+
+def test_a_choice_that_speaks_first_opens_those_before_it() -> None:
+    # OpenAI's helper appends what it does not know: out of order it raises IndexError.
+    chunks = Chunks("req_1", shape("chat", choices=3))
+    spoken = [said(chunks.piece(Piece(choice, "a", (1,)))) for choice in (1, 0, 2)]
+    opened = {"role": "assistant", "content": ""}
+    found = [[(one["index"], one["delta"]) for one in chunk["choices"]] for chunk in spoken]
+    first = {"role": "assistant", "content": "a"}
+    assert found == [[(0, opened), (1, first)], [(0, {"content": "a"})], [(2, first)]]
 
 
 def test_the_finish_says_why_each_choice_ended() -> None:
@@ -113,8 +123,16 @@ def test_minus_infinity_is_no_infinity_in_a_chunk(endpoint: str) -> None:
         assert [top["logprob"] for top in token["top_logprobs"]] == [-0.5, -9999.0]
     else:
         assert logprobs["token_logprobs"] == [-9999.0]
-        assert logprobs["top_logprobs"] == [{"b": -0.5, "c": -9999.0}]
+        assert logprobs["top_logprobs"] == [{"b": -0.5, "c": -9999.0, "é": -9999.0}]
     assert b"Infinity" not in (raw or b"")
+
+
+def test_a_completions_chosen_token_is_always_among_the_likeliest() -> None:
+    # OpenAI's reference: "there may be up to `logprobs+1` elements in the response".
+    tokens = (TokenLogprob("a", -3.0, (TopToken("b", -0.5),)), TokenLogprob("c", -1.0, ()))
+    tokens += (TokenLogprob("d", -0.25, (TopToken("d", -0.25),)),)
+    likeliest = logprobs_of([Piece(0, "acd", (1, 2, 3), tokens)], chat=False)["top_logprobs"]
+    assert likeliest == [{"b": -0.5, "a": -3.0}, {"c": -1.0}, {"d": -0.25}]
 
 
 def test_a_completions_offsets_count_characters() -> None:

@@ -324,6 +324,36 @@ class Line:
     unsent_bytes = 0
 
 
+class Cut(Line):
+    """One that takes what is left once its client is cut."""
+
+    def __init__(self, client: Client) -> None:
+        self.take_all = client.reads.set
+
+    def close(self, *, still_s: float) -> None:
+        """It ends."""
+
+
+def test_a_responses_reader_that_is_cut_is_told_in_its_own_events(replies: str) -> None:
+    async def test(path: Path) -> None:
+        running = asyncio.create_task(path.run())
+        path.hear(STARTED._replace(shape=STARTED.shape._replace(endpoint="response")))
+        await asyncio.sleep(0)
+        line: Any = Cut(path.client)
+        path.reply.connection = line
+        path.client.reads.clear()
+        path.hear(tokens(0, 1))
+        await until(lambda: path.reply.tokens == 1)
+        running.cancel()
+        await running
+        last = path.client.events[-1]
+        assert (last.name, last.json["type"]) == ("error", "error")
+        assert last.json["sequence_number"] == 5  # after the beginning, and its text's three
+        assert last.json["error"]["code"] == last.json["code"] == "stream_interrupted"
+
+    relayed(replies, test)
+
+
 def test_a_client_that_takes_a_little_each_minute_is_not_cut(replies: str) -> None:
     """A write that took long was a stall, however much of it was taken meanwhile."""
 
