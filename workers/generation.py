@@ -101,20 +101,13 @@ class Generation:
     async def claim(self) -> None:
         """Publish `started`: the log's sequence for it is the attempt's number.
 
-        Demands that nothing is in the log. Waits for a broker that is away, as long as the deadline
-        allows: the engine is at work already. Raises AlreadyStarted, BrokerAway, BrokerRefused.
+        Waits for a broker that is away, as long as the deadline allows: the engine is at work
+        already. Raises AlreadyStarted, BrokerAway, BrokerRefused.
         """
-        first = {"Nats-Expected-Last-Subject-Sequence": "0"}
         unknown = False
         while True:
             try:
-                await self._claim(resume_at=0, headers=first)
-                break
-            except BrokerRefused as error:
-                if error.code != _WRONG_LAST_SEQUENCE:
-                    raise
-                if not (unknown and await self._find_claim()):
-                    raise AlreadyStarted from None
+                await self._claim_first(again=unknown)
                 break
             except BrokerAway:
                 unknown = True  # it may be stored all the same
@@ -123,9 +116,18 @@ class Generation:
             await asyncio.sleep(RETRY_S)
         self._go()
 
+    async def _claim_first(self, *, again: bool) -> None:
+        """Claim what has nothing in its log or, where it is tried `again`, our claim alone."""
+        try:
+            await self._claim(resume_at=0, headers={"Nats-Expected-Last-Subject-Sequence": "0"})
+        except BrokerRefused as error:
+            if error.code != _WRONG_LAST_SEQUENCE:
+                raise
+            if not (again and await self._find_claim()):
+                raise AlreadyStarted from None
+
     async def _find_claim(self) -> bool:
-        """Look whether the log holds our claim and nothing else. Raises BrokerAway and
-        BrokerRefused."""
+        """Look whether the log holds our claim and nothing else. Raises as `claim_again`."""
         entries = await journal.read(self._bus, subjects.REPLIES, self.envelope.reply)
         if len(entries) != 1:
             return False
@@ -136,10 +138,8 @@ class Generation:
         return True
 
     async def claim_again(self) -> int:
-        """Claim a request that was started before; return the attempt's number.
-
-        `resume` must follow, once the log was read up to there. Raises as `claim`.
-        """
+        """Claim a request that was started before; return the attempt's number. `resume` must
+        follow, once the log was read up to there. Raises BrokerAway and BrokerRefused."""
         await self._claim(resume_at=None, headers=None)
         return self._attempt
 

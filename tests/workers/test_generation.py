@@ -101,3 +101,41 @@ def test_a_claim_waits_for_a_broker_that_is_away(own_nats: NatsServer) -> None:
         assert generation.attempt == 1
 
     with_bus(own_nats.url, test)
+
+
+class CutOff(Generation):
+    """A claim during whose search the broker goes away once more."""
+
+    server: NatsServer
+    searches = 0
+
+    async def _find_claim(self) -> bool:
+        self.searches += 1
+        if self.searches > 1:
+            return await super()._find_claim()
+        await asyncio.to_thread(self.server.kill)
+        try:
+            return await super()._find_claim()
+        finally:
+            await asyncio.to_thread(self.server.start)
+
+
+def test_a_claim_is_searched_for_again_where_the_broker_goes_away_meanwhile(
+    own_nats: NatsServer,
+) -> None:
+    async def test(bus: Bus) -> None:
+        await topology.apply(bus)
+        lost = Generation(bus, envelope(place()), place="requests.x", worker="w", ack="ack")
+        await lost.claim()
+        await asyncio.to_thread(own_nats.kill)
+        again = CutOff(bus, lost.envelope, place="requests.x", worker="w", ack="ack")
+        again.server = own_nats
+        claiming = asyncio.create_task(again.claim())
+        await until(lambda: not bus.connected)
+        await asyncio.to_thread(own_nats.start)
+        async with asyncio.timeout(60):
+            await claiming
+        assert again.searches > 1
+        assert again.attempt == lost.attempt
+
+    with_bus(own_nats.url, test)
