@@ -77,7 +77,6 @@ class Generation:
         self._unacked: list[Piece] = []
         self._unacked_seq = 0
         self._frames = 0
-        self._checkpoint: asyncio.Future[Message] | None = None
         self._checkpoint_s = time.monotonic()
         self._sent_s = time.monotonic()
         self._running: asyncio.Task[Finish] | None = None
@@ -311,8 +310,6 @@ class Generation:
 
     async def _send_checkpoint(self) -> None:
         """Publish all that is not acknowledged, and ask for an acknowledgement."""
-        if self._checkpoint is not None and not self._checkpoint.done():
-            self._checkpoint.cancel()  # the new one covers what it covered
         self._checkpoint_s = time.monotonic()
         try:
             await self._store_surplus()
@@ -322,8 +319,9 @@ class Generation:
             answer = await self._bus.store_soon(self.envelope.reply, encode_frame(frame))
         except (BrokerAway, BrokerRefused):
             return
-        self._checkpoint = answer
         answer.add_done_callback(lambda done: self._acked(done, end))
+        # Not with the next one: where answers take longer than its tokens, none would ever count.
+        asyncio.get_running_loop().call_later(API_TIMEOUT_S, answer.cancel)
 
     async def _store_surplus(self) -> None:
         """Store the first of what is not acknowledged while all of it is too much for one message:
