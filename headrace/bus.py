@@ -33,6 +33,7 @@ from headrace.messages import (
     Taking,
     raise_no_responders,
     read_ack,
+    stored,
 )
 from headrace.pending import Answers, Errands, Work
 
@@ -120,6 +121,11 @@ class Bus:
         """Have `work` done after each reconnect, in a task of its own; while the broker is away or
         refuses it is tried again."""
         self.errands.after_return(work)
+
+    def broken(self) -> "asyncio.Future[Message]":
+        """Return a future that fails with BrokerAway when this connection breaks; who needs it no
+        more cancels it."""
+        return self._answers.expect()[1]
 
     def new_inbox(self) -> str:
         """Return a fresh subject for answers; subjects below it are free too."""
@@ -380,11 +386,6 @@ async def connection(
         yield bus
     finally:
         await bus.close()
-
-
-def stored(answer: "asyncio.Future[Message]") -> Stored:
-    """Read the future of `store_soon`. Raises BrokerAway and BrokerRefused."""
-    return read_ack(answer.result())
 
 
 @contextlib.contextmanager

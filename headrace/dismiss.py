@@ -154,12 +154,16 @@ async def _end_what_no_worker_ends(bus: Bus, begun: list[Waiting]) -> None:
 
 
 async def _has_ended(bus: Bus, waiting: Waiting) -> bool:
-    """Tell whether the last frame of a reply is its terminal one."""
+    """Tell whether the last frame of a reply is its terminal one, and its attempt has not lost the
+    request to another before."""
     data = await bus.request(f"$JS.API.DIRECT.GET.{REPLIES}.{waiting.reply}", b"", timeout_s=5.0)
     try:
-        return isinstance(decode_frame(data), Finished | Failed)
+        if not isinstance(decode_frame(data), Finished | Failed):
+            return False
     except BadFrame:
         return False
+    progress = await progress_in(bus, waiting.reply)
+    return progress is not None and progress.ended is not None
 
 
 async def _write_end(bus: Bus, waiting: Waiting, *, tokens: int, first: bool = False) -> None:

@@ -106,14 +106,17 @@ async def _read_batch(
 async def _gather(
     bus: Bus, subject: str, body: Mapping[str, object]
 ) -> AsyncGenerator[Message, None]:
-    """Ask once and yield every answer until the caller stops. Raises BrokerAway on a pause."""
-    answers: asyncio.Queue[Message] = asyncio.Queue()
+    """Ask once and yield every answer until the caller stops. Raises BrokerAway on a pause, and
+    when the connection breaks."""
+    answers: asyncio.Queue[Message | None] = asyncio.Queue()
 
     async def put(message: Message) -> None:
         answers.put_nowait(message)
 
     inbox = bus.new_inbox()
     subscription = await bus.subscribe(inbox, put)
+    broken = bus.broken()
+    broken.add_done_callback(lambda _: answers.put_nowait(None))
     try:
         await bus.publish(subject, msgspec.json.encode(body), reply=inbox)
         while True:
@@ -122,9 +125,13 @@ async def _gather(
                     answer = await answers.get()
             except TimeoutError:
                 raise BrokerAway(f"no answer on {subject}") from None
+            if answer is None:
+                raise BrokerAway("the connection broke")
             raise_no_responders(answer)
             yield answer
     finally:
+        if not broken.cancel():
+            broken.exception()  # else asyncio tells that nobody has looked at it
         await subscription.unsubscribe()
 
 

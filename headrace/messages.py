@@ -86,6 +86,11 @@ def read_ack(answer: Message) -> Stored:
     return Stored(ack.seq, ack.duplicate)
 
 
+def stored(answer: "asyncio.Future[Message]") -> Stored:
+    """Read the future of `Bus.store_soon`. Raises BrokerAway and BrokerRefused."""
+    return read_ack(answer.result())
+
+
 def raise_no_responders(answer: Message) -> None:
     """Raise NobodyAnswers where the server says that nobody listens."""
     if answer.headers is not None and answer.headers.get("Status") == "503":

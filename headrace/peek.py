@@ -26,6 +26,8 @@ from schemas.wire import (
 )
 
 _NO_CONSUMER: Final = 10014
+_UNKNOWN: Final = 2**63
+"""The beginning of an attempt whose worker has yet to read the log: nothing lies beyond it."""
 
 State = Literal["waiting", "running", "ended", "gone"]
 
@@ -181,25 +183,38 @@ def delivery_of(seq: int, consumer: Mapping[str, Any] | None, *, claims: int) ->
 
 
 def progress_of(subject: str, frames: Iterable[tuple[int, Frame]]) -> Progress:
-    """Sum up a reply's frames, each with its sequence in the log."""
+    """Sum up a reply's frames, each with its sequence in the log; what an attempt said beyond the
+    beginning of a later one is no part of the reply."""
     reply = ReplySubject.parse(subject)
-    claims: set[int] = set()
-    tokens, worker = 0, None
-    ended: Literal["finished", "failed"] | None = None
-    code = None
+    begins: dict[int, int] = {}
+    parts: list[tuple[int, int, Tokens | Finished | Failed]] = []
+    worker = None
     for stored, frame in frames:
         match frame:
-            case Started(attempt, name):
+            case Started(attempt, name, resume_at):
                 # The log numbers a claim; what its holder says again of it bears that number.
-                claims.add(attempt or stored)
-                worker = name
-            case Tokens(_, seq, pieces):
-                tokens = max(tokens, seq + span(pieces))
-            case Finished(_, seq, pieces):
-                tokens, ended = max(tokens, seq + span(pieces)), "finished"
-            case Failed(_, seq, pieces, failed):
-                tokens, ended, code = max(tokens, seq + span(pieces)), "failed", failed
-    return Progress(reply.streamer, reply.tenant, len(claims), tokens, worker, ended, code)
+                number, worker = attempt or stored, name
+                if resume_at is None:
+                    begins.setdefault(number, _UNKNOWN)
+                else:
+                    begins[number] = min(resume_at, begins.get(number, _UNKNOWN))
+            case (
+                Tokens(attempt, seq, pieces)
+                | Finished(attempt, seq, pieces)
+                | Failed(attempt, seq, pieces)
+            ):
+                parts.append((attempt, seq + span(pieces), frame))
+    tokens = 0
+    ended: Literal["finished", "failed"] | None = None
+    code = None
+    for attempt, end, frame in parts:
+        bound = min((seq for other, seq in begins.items() if other > attempt), default=_UNKNOWN)
+        tokens = max(tokens, min(end, bound))
+        if bound <= end or isinstance(frame, Tokens):
+            continue
+        ended = "finished" if isinstance(frame, Finished) else "failed"
+        code = frame.code if isinstance(frame, Failed) else None
+    return Progress(reply.streamer, reply.tenant, len(begins), tokens, worker, ended, code)
 
 
 def lines(found: Peek, *, prompt: bool) -> list[str]:

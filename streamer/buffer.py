@@ -91,6 +91,7 @@ class OpenReply:
         self._sending = False
         self._unsent_bytes = 0
         self._hole_s: float | None = None
+        self._hole_seq = 0
         self._recent: deque[bytes] = deque(maxlen=RECENT_FRAMES)
         self._rest: Awaitable[None] | None = None
         self.write_now: Callable[[Sequence[Event]], Awaitable[None] | None] | None = None
@@ -375,8 +376,8 @@ class OpenReply:
                 self._quiet_read_s = now_s
                 self.look_at_log()
             return
-        if self._hole_s is None:
-            self._hole_s = now_s
+        if self._hole_s is None or self._hole_seq != self.reply.next_seq:  # it is another one
+            self._hole_s, self._hole_seq = now_s, self.reply.next_seq
         elif now_s - self._hole_s > HOLE_S_MAX and self._bus.connected:
             self.refuse(StreamInterrupted("A part of the reply is missing; resume the stream."))
         elif now_s - self._hole_s > HOLE_READ_S:

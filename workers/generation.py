@@ -77,7 +77,6 @@ class Generation:
         self._unacked: list[Piece] = []
         self._unacked_seq = 0
         self._frames = 0
-        self._checkpoint: asyncio.Future[Message] | None = None
         self._checkpoint_s = time.monotonic()
         self._sent_s = time.monotonic()
         self._running: asyncio.Task[Finish] | None = None
@@ -101,20 +100,13 @@ class Generation:
     async def claim(self) -> None:
         """Publish `started`: the log's sequence for it is the attempt's number.
 
-        Demands that nothing is in the log. Waits for a broker that is away, as long as the deadline
-        allows: the engine is at work already. Raises AlreadyStarted, BrokerAway, BrokerRefused.
+        Waits for a broker that is away, as long as the deadline allows: the engine is at work
+        already. Raises AlreadyStarted, BrokerAway, BrokerRefused.
         """
-        first = {"Nats-Expected-Last-Subject-Sequence": "0"}
         unknown = False
         while True:
             try:
-                await self._claim(resume_at=0, headers=first)
-                break
-            except BrokerRefused as error:
-                if error.code != _WRONG_LAST_SEQUENCE:
-                    raise
-                if not (unknown and await self._find_claim()):
-                    raise AlreadyStarted from None
+                await self._claim_first(again=unknown)
                 break
             except BrokerAway:
                 unknown = True  # it may be stored all the same
@@ -123,9 +115,18 @@ class Generation:
             await asyncio.sleep(RETRY_S)
         self._go()
 
+    async def _claim_first(self, *, again: bool) -> None:
+        """Claim what has nothing in its log or, where it is tried `again`, our claim alone."""
+        try:
+            await self._claim(resume_at=0, headers={"Nats-Expected-Last-Subject-Sequence": "0"})
+        except BrokerRefused as error:
+            if error.code != _WRONG_LAST_SEQUENCE:
+                raise
+            if not (again and await self._find_claim()):
+                raise AlreadyStarted from None
+
     async def _find_claim(self) -> bool:
-        """Look whether the log holds our claim and nothing else. Raises BrokerAway and
-        BrokerRefused."""
+        """Look whether the log holds our claim and nothing else. Raises as `claim_again`."""
         entries = await journal.read(self._bus, subjects.REPLIES, self.envelope.reply)
         if len(entries) != 1:
             return False
@@ -136,10 +137,8 @@ class Generation:
         return True
 
     async def claim_again(self) -> int:
-        """Claim a request that was started before; return the attempt's number.
-
-        `resume` must follow, once the log was read up to there. Raises as `claim`.
-        """
+        """Claim a request that was started before; return the attempt's number. `resume` must
+        follow, once the log was read up to there. Raises BrokerAway and BrokerRefused."""
         await self._claim(resume_at=None, headers=None)
         return self._attempt
 
@@ -311,8 +310,6 @@ class Generation:
 
     async def _send_checkpoint(self) -> None:
         """Publish all that is not acknowledged, and ask for an acknowledgement."""
-        if self._checkpoint is not None and not self._checkpoint.done():
-            self._checkpoint.cancel()  # the new one covers what it covered
         self._checkpoint_s = time.monotonic()
         try:
             await self._store_surplus()
@@ -322,8 +319,9 @@ class Generation:
             answer = await self._bus.store_soon(self.envelope.reply, encode_frame(frame))
         except (BrokerAway, BrokerRefused):
             return
-        self._checkpoint = answer
         answer.add_done_callback(lambda done: self._acked(done, end))
+        # Not with the next one: where answers take longer than its tokens, none would ever count.
+        asyncio.get_running_loop().call_later(API_TIMEOUT_S, answer.cancel)
 
     async def _store_surplus(self) -> None:
         """Store the first of what is not acknowledged while all of it is too much for one message:

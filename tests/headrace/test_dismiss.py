@@ -11,7 +11,7 @@ import pytest
 from headrace.bus import Bus, Message
 from schemas.reply import Broken, Reply, Shown
 from schemas.subjects import RequestSubject
-from schemas.wire import Failed, Piece, Started, Tokens, Usage, encode_frame
+from schemas.wire import Failed, Finished, Piece, Started, Tokens, Usage, encode_frame
 from tests.broker import with_bus
 from tests.queue import (
     ODD_MODEL,
@@ -112,6 +112,29 @@ def test_a_request_whose_worker_is_dead_is_ended_after_the_tokens_it_made(url: s
         assert [type(event) for event in seen] == [Shown, Shown, Broken]
         assert isinstance(seen[-1], Broken)
         assert seen[-1].code == "request_cancelled"
+
+
+def test_the_end_of_an_attempt_that_had_lost_its_request_is_not_taken_for_the_requests(
+    url: str,
+) -> None:
+    subject = place()
+
+    async def scenario(bus: Bus) -> None:
+        await begin(bus, subject, tokens=1)
+        reply, shape = envelope(subject).reply, envelope(subject).shape
+        [(first, _), *_] = await frames_of(bus, subject)
+        claim = await bus.store(reply, encode_frame(Started(0, "v", 1, shape)))
+        await bus.store(reply, encode_frame(Tokens(claim.seq, 1, (Piece(0, "a", (1,)),))))
+        pieces = tuple(Piece(0, "b", (seq,)) for seq in range(5))
+        late = Finished(first, 0, pieces, ("stop",), Usage(3, 5, 0), {})
+        await bus.store(reply, encode_frame(late))
+
+    with_bus(url, scenario)
+    asked(url, "cancel", subject.request)
+    frames = with_bus(url, lambda bus: frames_of(bus, subject))
+    reply = Reply()
+    seen = [event for seq, frame in frames for event in reply.take(frame, stored_seq=seq)]
+    assert [type(event) for event in seen] == [Shown, Shown, Broken]
 
 
 def test_a_dry_run_says_what_would_go_and_changes_nothing(url: str) -> None:

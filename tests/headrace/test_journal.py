@@ -1,14 +1,17 @@
 """Reading a stream back by subject: all of it, in order, however long."""
 
 import asyncio
+import time
 from contextlib import aclosing
 
 import pytest
 
 from headrace import journal
-from headrace.bus import BrokerAway, Bus
+from headrace.bus import BrokerAway, Bus, Message
 from headrace.journal import Entry
 from tests.broker import with_bus
+from tests.servers import NatsServer
+from tests.waiting import until
 
 
 async def stream(bus: Bus, name: str) -> None:
@@ -152,3 +155,26 @@ def test_a_message_larger_than_a_page_is_a_page(nats_url: str) -> None:
         assert more
 
     with_bus(nats_url, test)
+
+
+def test_a_reading_ends_with_the_connection_that_it_was_asked_on(
+    own_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "API_TIMEOUT_S", 60.0)
+
+    async def test(bus: Bus) -> None:
+        asked: list[Message] = []
+
+        async def silent(message: Message) -> None:
+            asked.append(message)
+
+        await bus.subscribe("$JS.API.DIRECT.GET.silent", silent)
+        reading = asyncio.create_task(journal.read(bus, "silent", "a"))
+        await until(lambda: asked)
+        begun_s = time.monotonic()
+        await asyncio.to_thread(own_nats.stop)
+        with pytest.raises(BrokerAway):
+            await reading
+        assert time.monotonic() - begun_s < 30
+
+    with_bus(own_nats.url, test)

@@ -43,6 +43,15 @@ def test_what_a_worker_says_again_of_its_claim_is_no_further_claim() -> None:
     assert progress_of(REPLY, enumerate([STARTED, again, again], start=1)).claims == 1
 
 
+def test_what_an_attempt_said_after_another_had_taken_over_is_no_part_of_the_reply() -> None:
+    late = Finished(1, 0, (PIECE, PIECE, PIECE), ("stop",), USAGE, {})
+    frames = [STARTED, STARTED._replace(resume_at=None), STARTED._replace(attempt=2, resume_at=1)]
+    found = progress_of(REPLY, enumerate([*frames, Tokens(2, 1, (PIECE,)), late], start=1))
+    assert (found.claims, found.tokens, found.ended) == (2, 2, None)
+    found = progress_of(REPLY, enumerate([*frames[:2], late], start=1))
+    assert (found.tokens, found.ended) == (3, "finished")
+
+
 def consumer(*, delivered: int, pending: int = 0, redelivered: int = 0) -> dict[str, object]:
     return {
         "delivered": {"stream_seq": delivered},

@@ -160,6 +160,26 @@ def test_a_hole_is_filled_from_the_log(replies: str) -> None:
     relayed(replies, test)
 
 
+def test_a_reader_that_catches_up_for_long_is_not_refused_for_what_came_early(
+    replies: str,
+) -> None:
+    async def test(path: Path) -> None:
+        path.hear(STARTED, tokens(0, 1), tokens(5, 6))
+        running = asyncio.create_task(path.run())
+        await until(lambda: b"t0 " in path.client.raw)
+        now_s = time.monotonic()
+        for seq in range(1, 5):
+            path.reply.tick(now_s=now_s + 8 * seq, wall_s=time.time())
+            path.hear(tokens(seq, seq + 1))
+            await until(lambda: path.reply.tokens > seq or running.done())  # noqa: B023
+        path.hear(finished(6))
+        await running
+        assert path.client.text == "t0 t1 t2 t3 t4 t5 "
+        assert path.client.events[-1].data == "[DONE]"
+
+    relayed(replies, test)
+
+
 def test_a_hole_that_the_log_has_too_ends_in_an_error_event(replies: str) -> None:
     async def test(path: Path) -> None:
         path.hear(STARTED, tokens(0, 1), tokens(2, 3), finished())
