@@ -20,32 +20,50 @@ Raw = msgspec.Raw
 
 
 class _Members(msgspec.Struct, frozen=True):
-    """The members that hold lists and objects, on any endpoint; strings cost nothing."""
+    """The members that may hold lists and objects, on any endpoint, refused ones too; strings cost
+    nothing."""
 
     prompt: Raw = Raw()
+    access_programs: Raw = Raw()
     allowed_token_ids: Raw = Raw()
     audio: Raw = Raw()
+    background_options: Raw = Raw()
     bad_words: Raw = Raw()
+    chat_template: Raw = Raw()
     chat_template_kwargs: Raw = Raw()
+    context_management: Raw = Raw()
+    conversation: Raw = Raw()
+    echo: Raw = Raw()
     function_call: Raw = Raw()
     functions: Raw = Raw()
+    ignore_eos: Raw = Raw()
+    image: Raw = Raw()
     include: Raw = Raw()
     logit_bias: Raw = Raw()
     logprob_token_ids: Raw = Raw()
     metadata: Raw = Raw()
     modalities: Raw = Raw()
     moderation: Raw = Raw()
+    on_disconnect: Raw = Raw()
     prediction: Raw = Raw()
     prompt_cache_options: Raw = Raw()
     prompt_embeds: Raw = Raw()
+    prompt_logprobs: Raw = Raw()
     reasoning: Raw = Raw()
     response_format: Raw = Raw()
+    return_token_ids: Raw = Raw()
+    return_tokens_as_token_ids: Raw = Raw()
+    seed: Raw = Raw()
+    session_id: Raw = Raw()
     stop: Raw = Raw()
     stop_token_ids: Raw = Raw()
     structured_outputs: Raw = Raw()
     text: Raw = Raw()
+    thinking_token_budget: Raw = Raw()
     tool_choice: Raw = Raw()
     tools: Raw = Raw()
+    truncate_prompt_tokens: Raw = Raw()
+    use_beam_search: Raw = Raw()
     web_search_options: Raw = Raw()
 
 
@@ -58,8 +76,11 @@ def check_sizes(body: bytes) -> None:
     if len(body) <= MEMBER_BYTES_MAX:
         return
     members = _decoder.decode(body)
-    for name in _Members.__struct_fields__[1:]:
-        if memoryview(getattr(members, name)).nbytes > MEMBER_BYTES_MAX:
+    for name in _Members.__struct_fields__:
+        member = memoryview(getattr(members, name))
+        # A prompt is one text or one list.
+        large = b"{" if name == "prompt" else b"[{"
+        if member.nbytes > MEMBER_BYTES_MAX and member[0] in large:
             what = f"'{name}' is over the limit of {MEMBER_BYTES_MAX} bytes."
             raise RequestTooLarge(what, param=name)
     prompt = bytes(members.prompt)

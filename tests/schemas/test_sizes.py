@@ -1,13 +1,14 @@
 """Members of a large body: small but for the prompt, and refused before they are decoded."""
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from msgspec import inspect
 
 from schemas.errors import InvalidRequest, RequestTooLarge
-from schemas.openai import parse_chat, parse_completion
-from schemas.responses import parse_response
+from schemas.openai import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from schemas.responses import ResponseRequest, parse_response
 from schemas.sizes import MEMBER_BYTES_MAX
 
 MANY = MEMBER_BYTES_MAX // 4
@@ -20,6 +21,11 @@ LARGE: dict[str, Any] = {
     "tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": [1234] * MANY}}}],
     "chat_template_kwargs": {"a": [1234] * MANY},
     "prediction": {"type": "content", "content": [1234] * MANY},
+}
+PARSERS: dict[type[Any], Any] = {
+    ChatRequest: parse_chat,
+    CompletionRequest: parse_completion,
+    ResponseRequest: parse_response,
 }
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 
@@ -37,6 +43,40 @@ def test_a_response_s_members_are_bounded_too() -> None:
     with pytest.raises(RequestTooLarge) as refused:
         parse_response(json.dumps(body).encode())
     assert refused.value.param == "metadata"
+
+
+PROMPTS = {"messages", "documents", "input", "sim"}
+"""What is read as it is, beside `prompt`."""
+
+
+def _holds_much(found: Any) -> bool:
+    if isinstance(found, inspect.AnyType | inspect.ListType | inspect.DictType):
+        return True
+    return isinstance(found, inspect.UnionType) and any(map(_holds_much, found.types))
+
+
+UNTYPED = [
+    (kind, field.name)
+    for kind in (ChatRequest, CompletionRequest, ResponseRequest)
+    for field in cast("inspect.StructType", inspect.type_info(kind)).fields
+    if _holds_much(field.type) and field.name not in PROMPTS | {"prompt"}
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), UNTYPED)
+def test_no_member_is_decoded_because_nobody_thought_of_it(kind: type[Any], name: str) -> None:
+    """Those that are refused, and those that stand unread in a response, took a second."""
+    members = b'{"model": "m", "%b": [%b0]}' % (name.encode(), b"0," * (MEMBER_BYTES_MAX // 2))
+    with pytest.raises(RequestTooLarge) as refused:
+        PARSERS[kind](members)
+    assert refused.value.param == name
+
+
+def test_a_large_text_in_place_of_a_number_is_refused_for_what_it_is() -> None:
+    body = {"model": "m", "input": "x", "image": "a" * 2 * MEMBER_BYTES_MAX}
+    with pytest.raises(InvalidRequest, match="'image' is not served") as refused:
+        parse_response(json.dumps(body).encode())
+    assert refused.value.status == 400
 
 
 def test_a_prompt_may_be_as_large_as_a_body() -> None:
