@@ -51,6 +51,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().__init__(*args, **more)
         self._turnstile = turnstile
         self.conn = _Handshake(max_size=self.config.ws_max_size, logger=self.logger)
+        self._late_pong = b""
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection, which came in as one of HTTP."""
@@ -112,6 +113,22 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.handshake_initiated = self.handshake_complete = self.close_sent = True
             self.transport.write(b"".join(self.conn.data_to_send()))
             self.transport.close()
+
+    def handle_ping(self) -> None:
+        """Answer a ping. A client that does not read is owed the answer to its latest alone (RFC
+        6455, section 5.5.3), or its pings would pile up here."""
+        frames = self.conn.data_to_send()
+        if self.writable.is_set() or self.conn.close_rcvd is not None:
+            self.transport.write(b"".join(frames))
+        elif frames:
+            self._late_pong = frames[-1]
+
+    def resume_writing(self) -> None:
+        """Go on: the client has read most of what was written."""
+        super().resume_writing()
+        pong, self._late_pong = self._late_pong, b""
+        if pong and not self.close_sent:
+            self.transport.write(pong)
 
     def handle_cont(self, event: Any) -> None:
         """Take a further part of a message."""

@@ -25,6 +25,7 @@ from schemas.admit import (
     RefusalText,
 )
 from schemas.errors import Forbidden, InvalidApiKey, InvalidRequest, Refusal
+from schemas.responses import parse_response
 
 Question = TypeVar("Question", bound=msgspec.Struct)
 RawHeaders = Sequence[tuple[bytes, bytes]]
@@ -74,8 +75,10 @@ class Desk:
         """
         with self._counted():
             ask = parse(body, chat=chat, streamed=True)
+            body_bytes = len(body)
+            del body  # as for a POST
             origin = self._origin(caller, request, streamer, deadline_s, left)
-            await self._ingress.admit(origin, ask, body_bytes=len(body))
+            await self._ingress.admit(origin, ask, body_bytes=body_bytes)
         return ask.model
 
     async def admit_response(
@@ -92,7 +95,12 @@ class Desk:
         """Put a response into the queue, as `respond.admit_response`. Raises a Refusal."""
         with self._counted():
             origin = self._origin(caller, request, streamer, deadline_s, left)
-            return await admit_response(self._ingress, origin, body, before=before)
+            ask = parse_response(body, streamed=True)
+            body_bytes = len(body)
+            del body
+            return await admit_response(
+                self._ingress, origin, ask, body_bytes=body_bytes, before=before
+            )
 
     def _origin(
         self, caller: Caller, request: str, streamer: str, deadline_s: float, left: Left | None

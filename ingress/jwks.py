@@ -48,9 +48,10 @@ class KeySet:
 
     async def refresh(self, *, after_s: float = RETRY_S) -> bool:
         """Read the keys unless that was done a moment ago; return whether they are others now."""
+        before = self._data
         async with self._reading:
             if self._clock() - self._read_at_s < after_s:
-                return False
+                return self._data != before  # who was faster has read for all that wait
             self._read_at_s = self._clock()
             try:
                 data = await asyncio.to_thread(self._fetch)

@@ -136,14 +136,18 @@ async def record(bus: Bus, asked: AskedResponse, envelope: Envelope) -> None:
 
 
 async def admit_response(
-    ingress: Ingress, origin: Origin, body: bytes, *, before: bytes | None
+    ingress: Ingress,
+    origin: Origin,
+    ask: ResponseRequest,
+    *,
+    body_bytes: int,
+    before: bytes | None,
 ) -> AdmittedResponse:
     """Put a response that came over a socket into the queue. Raises a Refusal.
 
-    `before` as in `asked_of`.
+    `before` as in `asked_of`, `body_bytes` as in `Ingress.admit`.
     """
     tenant, request = origin.caller.tenant, origin.request
-    ask = parse_response(body, streamed=True)
     frames: tuple[bytes, ...] = ()
     try:
         asked = await asked_of(ingress.bus, ask, tenant=tenant, request=request, before=before)
@@ -153,7 +157,7 @@ async def admit_response(
             admitted = await ingress.admit(
                 replace(origin, keep_answer=asked.stored),
                 asked.ask,
-                body_bytes=len(body) + asked.before_bytes,
+                body_bytes=body_bytes + asked.before_bytes,
                 response=asked.response,
             )
             shape = admitted.envelope.shape

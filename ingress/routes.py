@@ -117,6 +117,8 @@ class Generate:
             path=scope["path"],
             body=body,
         )
+        body_bytes = len(body)
+        del body  # far larger, perhaps, than what was read from it, which may wait for long
 
         async def begin() -> Expected:
             expected = self._handoff.expect(
@@ -138,7 +140,7 @@ class Generate:
                 admitted = await self._ingress.admit(
                     origin,
                     ask,
-                    body_bytes=len(body) + asked.before_bytes,
+                    body_bytes=body_bytes + asked.before_bytes,
                     response=asked.response,
                 )
                 headers.update(headers_of(admitted.standings))

@@ -20,8 +20,8 @@ Raw = msgspec.Raw
 
 
 class _Members(msgspec.Struct, frozen=True):
-    """The members that may hold lists and objects, those that are refused for it later among them,
-    on any endpoint; strings cost nothing."""
+    """The members that may hold lists and objects, on any endpoint, refused ones too; strings cost
+    nothing."""
 
     prompt: Raw = Raw()
     access_programs: Raw = Raw()
@@ -78,8 +78,11 @@ def check_sizes(body: bytes) -> None:
     if len(body) <= MEMBER_BYTES_MAX:
         return
     members = _decoder.decode(body)
-    for name in _Members.__struct_fields__[1:]:
-        if memoryview(getattr(members, name)).nbytes > MEMBER_BYTES_MAX:
+    for name in _Members.__struct_fields__:
+        member = memoryview(getattr(members, name))
+        # A prompt is one text or one list.
+        large = b"{" if name == "prompt" else b"[{"
+        if member.nbytes > MEMBER_BYTES_MAX and member[0] in large:
             what = f"'{name}' is over the limit of {MEMBER_BYTES_MAX} bytes."
             raise RequestTooLarge(what, param=name)
     prompt = bytes(members.prompt)

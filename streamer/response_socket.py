@@ -126,19 +126,20 @@ class ResponseSocket(Socket):
         if not self._waiting_count:
             super().close_if_idle()
 
-    async def _put(self, reply: OpenReply, body: bytes) -> str:
-        create = self._running[reply.request]
+    async def _put(self, name: str, reply: OpenReply) -> str:
+        create = self._running[name]
         admitted = await self._sockets.admission.admit_response(
             self._caller,
-            body,
+            self._bodies.pop(name),
             request=reply.request,
             streamer=self._sockets.mailbox.streamer,
             deadline_s=reply.deadline_s,
             before=self._turns.get(request_of(create.previous or "")),
             left=reply.abandoned,
         )
-        if admitted.made_from is not None:
-            self._made_from[reply.request] = admitted.made_from
+        made_from = admitted.made_from
+        if made_from is not None and len(made_from) <= TURNS_BYTES_MAX:  # else never remembered
+            self._made_from[name] = made_from
         if admitted.frames:
             reply.give(admitted.frames)
         # At once, not when a worker begins: who knows a response's id can cancel it.

@@ -79,7 +79,7 @@ class Socket:
         self._leaving = False
         # By the client's id, until its last message: then the id may be used again.
         self._replies: dict[str, OpenReply] = {}
-        self._bodies: dict[str, bytes] = {}  # until each is admitted: an answer takes far longer
+        self._bodies: dict[str, bytes] = {}  # until each is read: its turn may take long
         # These last longer, by the time that a cancellation takes.
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Future[Close] = asyncio.get_running_loop().create_future()
@@ -227,7 +227,7 @@ class Socket:
         mailbox = self._sockets.mailbox
         admitted = False
         try:
-            await self._admit(reply, self._bodies.pop(name))
+            await self._admit(name, reply)
             reply.now_queued(now_s=time.monotonic())
             admitted = True
             last = await self._relay(name, reply)
@@ -241,6 +241,7 @@ class Socket:
             fault = InternalError("The server failed; the fault is ours.")
             last = self._error(name, fault)
         del self._replies[name]
+        self._bodies.pop(name, None)
         try:
             if last is not None:
                 reply.sending()
@@ -264,23 +265,23 @@ class Socket:
             self._connection.take_all()  # the close frame, most of all
         self._close_soon(messages.STALLED)
 
-    async def _admit(self, reply: OpenReply, body: bytes) -> None:
+    async def _admit(self, name: str, reply: OpenReply) -> None:
         if self._sockets.draining:
             raise Draining("This node is stopping.")
         try:
             async with asyncio.timeout(max(0.0, reply.deadline_s - time.time())):
-                reply.model = await self._put(reply, body)
+                reply.model = await self._put(name, reply)
         except RequestCancelled as cancelled:
             raise reply.refusal or cancelled from None
         except TimeoutError:
             # Should it be admitted yet, no worker starts it: its deadline has passed.
             raise DeadlineExceeded("The request's deadline has passed.") from None
 
-    async def _put(self, reply: OpenReply, body: bytes) -> str:
+    async def _put(self, name: str, reply: OpenReply) -> str:
         """Have a request put into the queue, and return its model. Raises a Refusal."""
         return await self._sockets.admission.admit(
             self._caller,
-            body,
+            self._bodies.pop(name),
             chat=self._chat,
             request=reply.request,
             streamer=self._sockets.mailbox.streamer,

@@ -157,6 +157,22 @@ def test_no_log_holds_a_ticket_or_the_key(composed: Composed) -> None:
     assert not any(KEY in process.said() for process in composed.processes.values())
 
 
+def test_a_link_that_nginx_cannot_follow_is_in_no_log(composed: Composed) -> None:
+    """nginx writes the whole address of a request that it cannot pass on into its error log, where
+    an EventSource's ticket was good for a quarter of an hour."""
+    log = composed.processes["nginx"]
+    with composed.client() as client:
+        request = client.post(CHAT, json=chat(stream=True, **hooked())).headers["x-request-id"]
+        resumed = client.get(f"/v1/streams/{request}", headers={"accept": "text/event-stream"})
+        ticket = resumed.headers["location"].rpartition("/")[2]
+        before = log.said().count('"/streams/…" 503')
+        assert client.get("/streams/127.0.0.4/v1/replies/" + ticket).status_code == 503
+    wait_for(
+        lambda: log.said().count('"/streams/…" 503') > before, within_s=15, what="the access line"
+    )
+    assert ticket not in log.said()
+
+
 def test_a_body_of_16_mib_passes_and_a_larger_one_is_413(composed: Composed) -> None:
     mib16 = 16 * 1024 * 1024
     with composed.client() as client:

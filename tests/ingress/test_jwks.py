@@ -142,6 +142,20 @@ def test_a_token_of_a_new_key_is_believed_at_once() -> None:
         asyncio.run(run(page))
 
 
+def test_tokens_of_a_new_key_that_come_together_are_all_believed() -> None:
+    async def run(page: Provider) -> None:
+        rig = Rig(JwtSettings(jwks_url=page.url))
+        await rig.keys.refresh()
+        page.content = NEW_SET
+        rig.clock.now_s += jwks.RETRY_S
+        believed = await asyncio.gather(*(rig.believes(NEW) for _ in range(3)))
+        assert believed == [True, True, True]
+        assert page.asked == 2
+
+    with provider() as page:
+        asyncio.run(run(page))
+
+
 def test_tokens_of_unknown_keys_do_not_ask_the_provider_each_time() -> None:
     async def run(page: Provider) -> None:
         rig = Rig(JwtSettings(jwks_url=page.url))

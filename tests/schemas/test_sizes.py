@@ -74,6 +74,13 @@ def test_a_response_s_members_are_bounded_too() -> None:
     assert refused.value.param == "metadata"
 
 
+def test_a_large_text_in_place_of_a_number_is_refused_for_what_it_is() -> None:
+    body = {"model": "m", "input": "x", "image": "a" * 2 * MEMBER_BYTES_MAX}
+    with pytest.raises(InvalidRequest, match="'image' is not served") as refused:
+        parse_response(json.dumps(body).encode())
+    assert refused.value.status == 400
+
+
 def test_a_prompt_may_be_as_large_as_a_body() -> None:
     text = "a" * 5_000_000
     messages = [{"role": "user", "content": text}]

@@ -22,6 +22,7 @@ from streamer import buffer
 from streamer.admission import Left, RemoteAdmission
 from streamer.buffer import OpenReply
 from streamer.mailbox import Mailbox
+from streamer.response_socket import TURNS_BYTES_MAX
 from streamer.rooms import ROOMS
 from streamer.sockets import Sockets
 from tests.servers import NatsServer
@@ -45,6 +46,9 @@ class Ingress:
         self.pieces = 3
         self.ends = True
         self.bodies: list[bytes] = []
+        self.made_from: bytes | None = None
+        self.turn = asyncio.Event()
+        self.turn.set()
 
     async def identify(
         self, headers: Sequence[tuple[bytes, bytes]], *, peer: str | None = None
@@ -66,6 +70,8 @@ class Ingress:
         left: Left,
     ) -> str:
         self.bodies.append(body)
+        del body
+        await self.turn.wait()
         await self._run(ReplySubject(streamer, caller.tenant, request), SHAPE)
         return SHAPE.model
 
@@ -81,8 +87,10 @@ class Ingress:
         left: Left,
     ) -> AdmittedResponse:
         self.bodies.append(body)
+        del body
+        await self.turn.wait()
         await self._run(ReplySubject(streamer, caller.tenant, request), RESPONSE_SHAPE)
-        return AdmittedResponse(RESPONSE_SHAPE)
+        return AdmittedResponse(RESPONSE_SHAPE, self.made_from)
 
     async def _run(self, reply: ReplySubject, shape: Shape) -> None:
         if self.refuse_request is not None:
@@ -256,5 +264,39 @@ def test_the_body_of_a_request_is_not_kept_while_it_is_answered(
             door.ingress.bodies.clear()
             assert len(body) > 100_000
             assert sys.getrefcount(body) == 2  # here, and as the argument
+
+    at_door(own_nats, test)
+
+
+@both
+def test_the_body_of_a_request_is_not_kept_while_it_waits_for_its_turn(
+    own_nats: NatsServer, path: str
+) -> None:
+    async def test(door: Door) -> None:
+        door.ingress.turn.clear()
+        async with talking(door.url, path) as talk:
+            await talk.begin("a", {"user": "x" * 100_000})
+            await until(lambda: door.ingress.bodies)
+            body = door.ingress.bodies.pop()
+            assert len(body) > 100_000
+            assert sys.getrefcount(body) == 2  # here, and as the argument
+
+    at_door(own_nats, test)
+
+
+def test_what_no_later_turn_can_go_on_from_is_not_kept_while_it_is_answered(
+    own_nats: NatsServer,
+) -> None:
+    """A conversation over the bound of a socket's turns was held to the end, and then forgotten."""
+
+    async def test(door: Door) -> None:
+        door.ingress.ends = False
+        conversation = bytes(TURNS_BYTES_MAX + 1)
+        door.ingress.made_from = conversation
+        async with talking(door.url, "/v1/responses") as talk:
+            await talk.begin("a", {"store": False})
+            await until(lambda: any(each.tokens for each in door.mailbox.replies))
+            door.ingress.made_from = None
+            assert sys.getrefcount(conversation) == 2  # here, and as the argument
 
     at_door(own_nats, test)

@@ -117,7 +117,7 @@ class Steady:
             number += 1
 
 
-def test_what_is_acknowledged_late_is_not_sent_again_all_the_same(nats_url: str) -> None:
+def test_what_is_acknowledged_late_is_not_sent_again_all_the_same(own_nats: NatsServer) -> None:
     """Where answers took longer than the tokens of a checkpoint, each one repeated all before."""
 
     async def test(bus: Bus) -> None:
@@ -153,7 +153,7 @@ def test_what_is_acknowledged_late_is_not_sent_again_all_the_same(nats_url: str)
         assert (await checkpoint(4)).seq == CHECKPOINT_FRAMES
         running.cancel()
 
-    with_bus(nats_url, test)
+    with_bus(own_nats.url, test)
 
 
 class CutOff(Generation):
