@@ -22,6 +22,7 @@ from schemas.wire import (
     Frame,
     Sampling,
     Shape,
+    SimHook,
     decode_frame,
     encode_envelope,
     pack_tokens,
@@ -54,6 +55,16 @@ def envelope(subject: RequestSubject, *, prompt: Sequence[int] = (1, 2, 3)) -> E
         sampling=Sampling(max_tokens=1),
         shape=Shape("chat", subject.model, 5, False, 1, False),
         deadline_s=time.time() + 600,
+    )
+
+
+def simulated(sim: SimHook, *, max_tokens: int = 1, keep_answer: bool = False) -> Envelope:
+    """Return a request to the simulated engine, which says what the hook has it say."""
+    return msgspec.structs.replace(
+        envelope(place(model="sim")),
+        sim=sim,
+        sampling=Sampling(max_tokens=max_tokens),
+        keep_answer=keep_answer,
     )
 
 

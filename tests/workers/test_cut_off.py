@@ -1,7 +1,6 @@
 """A worker that is cut off from the broker while it runs a request, and comes back too late."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
@@ -10,8 +9,9 @@ import pytest
 from chaos.links import Link
 from headrace import topology
 from headrace.bus import Bus, BusSettings, connection
-from schemas.subjects import RequestSubject, new_request_id
-from schemas.wire import Envelope, Sampling, Shape, SimHook, encode_envelope, pack_tokens
+from schemas.subjects import RequestSubject
+from schemas.wire import Envelope, SimHook, encode_envelope
+from tests.queue import simulated
 from tests.servers import NatsServer
 from tests.waiting import until
 from workers.engine import Emit, Finish, Work
@@ -27,18 +27,7 @@ ITL_MS = 100.0
 
 
 def _envelope() -> Envelope:
-    request = new_request_id()
-    return Envelope(
-        request=request,
-        tenant="t",
-        model="sim",
-        reply=f"replies.s.t.{request}",
-        prompt=pack_tokens([1]),
-        sampling=Sampling(max_tokens=len(PIECES)),
-        shape=Shape("chat", "sim", 5, False, 1, False),
-        deadline_s=time.time() + 600,
-        sim=SimHook(pieces=PIECES, itl_ms=ITL_MS, ttft_ms=0.0),
-    )
+    return simulated(SimHook(pieces=PIECES, itl_ms=ITL_MS, ttft_ms=0.0), max_tokens=len(PIECES))
 
 
 class Held(SimulatedEngine):

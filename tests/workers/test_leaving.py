@@ -1,7 +1,6 @@
 """A worker that is told to stop while its last request ends."""
 
 import asyncio
-import time
 from contextlib import AsyncExitStack
 
 import msgspec
@@ -13,12 +12,11 @@ from schemas.subjects import (
     HoldsQuestion,
     RequestSubject,
     consumer_name,
-    new_request_id,
     worker_holds,
 )
-from schemas.wire import Envelope, Sampling, Shape, SimHook, encode_envelope, pack_tokens
+from schemas.wire import Envelope, SimHook, encode_envelope
 from tests.broker import with_bus
-from tests.queue import pull
+from tests.queue import pull, simulated
 from tests.servers import NatsServer
 from tests.waiting import until
 from workers.engine import Emit, Finish, Work
@@ -31,18 +29,8 @@ PIECES = tuple(f"{number} " for number in range(20))
 
 
 def _envelope() -> Envelope:
-    request = new_request_id()
-    return Envelope(
-        request=request,
-        tenant="t",
-        model="sim",
-        reply=f"replies.s.t.{request}",
-        prompt=pack_tokens([1]),
-        sampling=Sampling(max_tokens=len(PIECES)),
-        shape=Shape("chat", "sim", 5, False, 1, False),
-        deadline_s=time.time() + 60,
-        sim=SimHook(pieces=PIECES, itl_ms=20.0, ttft_ms=0.0),
-        keep_answer=True,
+    return simulated(
+        SimHook(pieces=PIECES, itl_ms=20.0, ttft_ms=0.0), max_tokens=len(PIECES), keep_answer=True
     )
 
 

@@ -9,8 +9,9 @@ from headrace import topology
 from headrace.bus import Bus, BusSettings, connection
 from headrace.messages import Message
 from schemas import subjects
-from schemas.subjects import RequestSubject, new_request_id
-from schemas.wire import Envelope, Sampling, Shape, SimHook, encode_envelope, pack_tokens
+from schemas.subjects import RequestSubject
+from schemas.wire import SimHook, encode_envelope
+from tests.queue import simulated
 from tests.servers import NatsServer
 from tests.waiting import until
 from workers.engine_sim import SimulatedEngine
@@ -25,21 +26,6 @@ authorization: { users: [
 ] }
 """
 """The worker's questions about the log stay without an answer, as where it has no leader."""
-
-
-def _envelope() -> Envelope:
-    request = new_request_id()
-    return Envelope(
-        request=request,
-        tenant="t",
-        model="sim",
-        reply=f"replies.s.t.{request}",
-        prompt=pack_tokens([1]),
-        sampling=Sampling(max_tokens=1),
-        shape=Shape("chat", "sim", 5, False, 1, False),
-        deadline_s=time.time() + 600,
-        sim=SimHook(hang_at=0),
-    )
 
 
 async def _connected(stack: AsyncExitStack, server: NatsServer, user: str) -> tuple[Bus, str]:
@@ -72,7 +58,7 @@ def test_its_heart_beats_while_the_log_does_not_say_what_others_run(tmp_path: Pa
             for work in (worker.intake.pump, worker.beat_forever):
                 stack.callback(asyncio.create_task(work()).cancel)
             for number in range(HELD):
-                envelope = _envelope()
+                envelope = simulated(SimHook(hang_at=0))
                 subject = RequestSubject("online", "sim", number, "t", envelope.request)
                 await bus.store(str(subject), encode_envelope(envelope))
             await until(lambda: sum(each.attempt > 0 for each in worker.generations) == HELD)
