@@ -115,6 +115,7 @@ def test_each_node_counts_what_waits_with_it(nats_url: str) -> None:
     with_bus(nats_url, run)
 
 
+@pytest.mark.slow
 def test_a_request_is_found_wherever_it_waits_and_no_other_is(nats_url: str) -> None:
     async def run(bus: Bus) -> None:
         async with nodes(bus) as (model, (_, other)):
@@ -243,6 +244,7 @@ def test_where_nobody_listens_there_is_no_answer(nats_url: str) -> None:
     with_bus(nats_url, run)
 
 
+@pytest.mark.slow
 def test_who_does_not_answer_or_not_in_our_words_is_not_waited_for(nats_url: str) -> None:
     async def run(bus: Bus) -> None:
         heard = []
@@ -263,6 +265,7 @@ def test_who_does_not_answer_or_not_in_our_words_is_not_waited_for(nats_url: str
     with_bus(nats_url, run)
 
 
+@pytest.mark.slow
 def test_the_rooms_gauges_are_by_model_by_class_and_by_age(nats_url: str) -> None:
     async def run(bus: Bus) -> None:
         async with nodes(bus, count=1) as (model, (one,)):

@@ -311,6 +311,7 @@ def test_who_waits_too_long_is_told_so_while_no_count_can_be_had(own_nats: NatsS
     with_bus(own_nats.url, run)
 
 
+@pytest.mark.slow
 def test_who_waits_is_let_go_soon_after_a_count_that_nobody_answered(
     own_nats: NatsServer,
 ) -> None:

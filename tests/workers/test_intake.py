@@ -74,6 +74,7 @@ def test_a_foreign_subject_does_not_end_the_look_at_the_queue(
     with_bus(own_nats.url, test)
 
 
+@pytest.mark.slow
 def test_the_queue_is_looked_at_again_soon_after_a_look_that_nobody_answered(
     own_nats: NatsServer,
 ) -> None:

@@ -5,6 +5,8 @@ import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import pytest
+
 from headrace import topology
 from headrace.bus import Bus, BusSettings, connection
 from headrace.messages import Message
@@ -35,6 +37,7 @@ async def _connected(stack: AsyncExitStack, server: NatsServer, user: str) -> tu
     ), url
 
 
+@pytest.mark.slow
 def test_its_heart_beats_while_the_log_does_not_say_what_others_run(tmp_path: Path) -> None:
     server = NatsServer(tmp_path, config=UNANSWERED)
     beats: list[Message] = []
