@@ -12,13 +12,14 @@ ENDING_S: Final = 2.0
 
 async def leave(tasks: Collection[asyncio.Task[Any]], given_back: Collection[str]) -> None:
     """End tasks, which bear the names of their requests."""
-    ending = [task for task in tasks if task.get_name() not in given_back]
+    ending = []
     for task in tasks:
-        if task not in ending:
+        if task.get_name() in given_back:
             task.cancel()
+        else:
+            ending.append(task)
     if ending:
         await asyncio.wait(ending, timeout=ENDING_S)
-    left = list(tasks)
-    for task in left:
+    for task in ending:
         task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -191,16 +191,22 @@ def test_a_place_outside_of_the_text_is_a_failure(own: Any) -> None:
         asyncio.run(own().cut(Said("t", "m", "odd", 0, False)))
 
 
+class Hanging:
+    """A moderator that does not answer before it is released."""
+
+    def __init__(self, released: threading.Event) -> None:
+        self._released = released
+
+    def check_input(self, _asked: Asked) -> bool:
+        return self._released.wait(60)
+
+    def check_output(self, _said: Said) -> int | None:
+        raise NotImplementedError
+
+
 def test_moderators_that_hang_keep_nobody_else_from_a_thread() -> None:
-    class Hanging:
-        def check_input(self, _asked: Asked) -> bool:
-            return released.wait(60)
-
-        def check_output(self, _said: Said) -> int | None:
-            raise NotImplementedError
-
     released = threading.Event()
-    found = Moderation(ModerationSettings(moderator="m:f", timeout_s=0.05), Hanging())
+    found = Moderation(ModerationSettings(moderator="m:f", timeout_s=0.05), Hanging(released))
 
     async def go() -> int:
         try:
@@ -220,15 +226,8 @@ class Text(str):
 
 
 def test_what_a_moderator_that_hangs_is_never_shown_is_not_kept() -> None:
-    class Hanging:
-        def check_input(self, _asked: Asked) -> bool:
-            return released.wait(60)
-
-        def check_output(self, _said: Said) -> int | None:
-            raise NotImplementedError
-
     released = threading.Event()
-    found = Moderation(ModerationSettings(moderator="m:f", timeout_s=0.05), Hanging())
+    found = Moderation(ModerationSettings(moderator="m:f", timeout_s=0.05), Hanging(released))
     followed: list[weakref.ref[Text]] = []
 
     async def refuses() -> None:
