@@ -157,17 +157,13 @@ def test_events_are_those_of_a_post_with_the_stream_s_name(system: System) -> No
 def test_one_stream_runs_in_order_and_another_beside_it(system: System) -> None:
     async def test(talk: Talk) -> None:
         await talk.create(stream_id="one", **hooked("a", "b", itl_ms=600_000, ttft_ms=0))
+        first = (await talk.until("response.created"))[-1]["response"]["id"]
         await talk.create(stream_id="one", **hooked("c"))
         await talk.create(stream_id="one", **hooked("d"))
         await talk.create(stream_id="two", **hooked("e"))
         events = await talk.until("response.completed")
         assert events[-1]["stream_id"] == "two"
         assert text_of(events[-1]["response"]) == "e"
-        [first] = [
-            event["response"]["id"]
-            for event in events
-            if event["type"] == "response.created" and event["stream_id"] == "one"
-        ]
         await talk.say({"type": "response.cancel", "response_id": first})
         assert (await talk.until("error"))[-1]["stream_id"] == "one"
         for text in ("c", "d"):
