@@ -57,6 +57,8 @@ async def dispatch(bus: Bus, subject: RequestSubject, envelope: Envelope) -> Non
         if time.time() >= envelope.deadline_s:
             raise _too_late() from error  # no worker starts it now, so nothing is to be taken back
         await _take_back(bus, envelope)
+        if time.time() >= envelope.deadline_s:
+            raise _too_late() from error
         if time.monotonic() - started_s >= ACCEPT_TIMEOUT_S:
             raise QueueTimeout("The queue did not take the request in time.") from error
         raise BrokerUnavailable("The queue cannot be reached.") from error

@@ -74,7 +74,10 @@ async def begin(bus: Bus, subject: RequestSubject, *, tokens: int) -> None:
         await bus.store(reply, encode_frame(Tokens(claim.seq, seq, (Piece(0, "a", (seq,)),))))
 
 
-def test_a_request_that_runs_is_ended_by_its_worker(url: str) -> None:
+def test_a_request_that_runs_is_ended_by_its_worker(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.dismiss.WORKER_S", 60.0)
     subject = place()
 
     async def scenario(bus: Bus) -> None:

@@ -171,7 +171,7 @@ def test_an_entry_that_cannot_be_read_is_passed_over(nats_url: str) -> None:
 @pytest.mark.slow
 def test_an_entry_expires_in_the_bucket_and_a_marker_is_no_entry(nats_url: str) -> None:
     async def test(bus: Bus) -> None:
-        ttl = 4 * topology.NANOSECONDS
+        ttl = 8 * topology.NANOSECONDS
         marked = {"max_age": ttl, "allow_msg_ttl": True, "subject_delete_marker_ttl": ttl}
         await make_bucket(bus, "r5", **marked)
         await put(bus, "r5", "a", Entry(1))

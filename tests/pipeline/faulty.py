@@ -21,6 +21,9 @@ from tests.waiting import wait_for
 
 BEGUN = 5
 """A stream of so many tokens has begun."""
+TRIES = 3
+"""A worker that stands still for 0.65 s while it is asked whether it has a request still is taken
+over, so that no start is repeated is held to one of so many."""
 
 
 class Broker(Protocol):
@@ -202,3 +205,11 @@ async def _read(
 def whole(pieces: Sequence[str]) -> list[str]:
     """Return what a client sees of a stream that is whole: every token once, in order."""
     return [f"{seq}={piece}" for seq, piece in enumerate(pieces)] + [f"{len(pieces)}="]
+
+
+def started_once(faulty: Faulty, rivers: Sequence[River], pieces: Sequence[str]) -> bool:
+    """Check that streams are whole, and tell whether each was started once."""
+    assert [each.error for each in rivers] == [None] * len(rivers)
+    assert [each.seen for each in rivers] == [whole(pieces)] * len(rivers)
+    faulty.wait_at_rest()
+    return all(faulty.starts(each.request) == 1 for each in rivers)

@@ -109,9 +109,16 @@ class Metered:
         return asyncio.run(run())
 
     def left_of(self, tenant: str, door: int = 0) -> dict[str, str]:
-        """Return the `x-ratelimit-*` headers of a GET."""
-        with self.client(tenant, door) as client:
-            return ratelimit(client.get("/v1/models"))
+        """Return the `x-ratelimit-*` headers of a GET, which has none while the broker is slow."""
+        found: dict[str, str] = {}
+
+        def is_told() -> bool:
+            with self.client(tenant, door) as client:
+                found.update(ratelimit(client.get("/v1/models")))
+            return bool(found)
+
+        wait_for(is_told, within_s=SOON_S, what="a tenant's standing")
+        return found
 
     def used(self, tenant: str) -> int:
         """Return how many tokens a tenant has used, or has reserved."""

@@ -16,6 +16,7 @@ from headrace.bus import BusSettings, connection
 from headrace.cancel import cancel
 from tests.pipeline.asking import CHAT, COMPLETIONS, chat, collect, hook, stream
 from tests.pipeline.conftest import System
+from tests.queue import heard_during
 from tests.waiting import until, wait_for
 
 LEAVES_WITHIN_S = 1.0
@@ -28,6 +29,7 @@ def all_answer(system: System) -> None:
     still, keeps who looks for the leaving waiting as well."""
     for node in system.nodes:
         node.gauges()
+    system.queued()
 
 
 def wait_aborted(system: System, request: str) -> None:
@@ -69,7 +71,7 @@ def test_leaving_before_the_first_token_aborts_within_a_second(system: System) -
 
 def test_leaving_after_token_3_of_500_makes_only_a_few_more(system: System) -> None:
     pieces = [f"{number} " for number in range(500)]
-    with reading(system, chat(sim=hook(*pieces, itl_ms=100)), events=3) as request:
+    with reading(system, chat(sim=hook(*pieces, itl_ms=300)), events=3) as request:
         pass
     wait_aborted(system, request)
     assert 3 <= system.ledger(request)["tokens"] < 60
@@ -126,8 +128,9 @@ def test_a_queued_request_beyond_the_slots_leaves_unseen_by_the_engine(system: S
     body = chat(model="tiny", stream=True, sim=hook("a", ttft_ms=60_000))
     with reading(system, body) as running:
         wait_for(lambda: system.ledger(running)["starts"] == 1, within_s=15, what="a start")
-        with reading(system, body) as queued:
-            pass
+        leaving = contextlib.ExitStack()
+        queued = leaving.enter_context(reading(system, body))
+        heard_during(system.nats_url, leaving.close, count=1)  # before the other leaves
         wait_for(lambda: system.queued() == 1, within_s=system.leaves_within_s, what="its leaving")
     system.wait_at_rest()
     assert system.ledger(queued)["starts"] == 0

@@ -183,7 +183,7 @@ def test_an_answer_ends_before_what_must_not_be_said(house: Metered, path: str) 
 
 
 def test_a_cancelled_answer_is_charged_with_what_was_held_back(house: Metered) -> None:
-    body = chat(stream=True, sim=hook(*["ab"] * 400, ttft_ms=0, itl_ms=20))
+    body = chat(stream=True, sim=hook(*["ab"] * 400, ttft_ms=0, itl_ms=100))
     with house.client("free") as client, client.stream("POST", CHAT, json=body) as answer:
         request = answer.headers["x-request-id"]
         lines = answer.iter_lines()
@@ -256,13 +256,13 @@ def test_a_match_over_a_workers_death_is_found_and_charged_once(
     house: Metered, tmp_path: Path
 ) -> None:
     """The victim dies with the beginning of the match in its hands: its first piece goes out when
-    "bid" has been made, three seconds before "den" would be."""
+    "bid" has been made, nine seconds before "den" would be."""
     config = Path(house.workers["mortal-1"].process.log).parent / "limits.toml"
     told = ["Listen ", "to a long story, "]
     assert len("".join(told)) + len("forbid") - (BOUND - 1) == len(told[0])
-    pieces = [*told, "for", "bid", "den", *["!"] * 40]
+    pieces = [*told, "for", "bid", *[""] * 5, "den", *["!"] * 40]
     asks = "Hello " * 26  # much, beside what drains meanwhile
-    body = chat(asks, model="mortal", max_tokens=20, sim=hook(*pieces, ttft_ms=0, itl_ms=3000))
+    body = chat(asks, model="mortal", max_tokens=20, sim=hook(*pieces, ttft_ms=0, itl_ms=1500))
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     before, since_s = "".join(told), time.monotonic()
     victim = house.workers["mortal-1"].process

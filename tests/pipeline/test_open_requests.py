@@ -65,7 +65,7 @@ def begun(stack: ExitStack, client: httpx.Client, method: str, path: str, **more
 
 def test_a_stream_counts_to_its_end(house: Metered, stack: ExitStack) -> None:
     client = stack.enter_context(house.client("sse"))
-    body = chat(stream=True, sim=hook("a", "b", itl_ms=6000, ttft_ms=0))
+    body = chat(stream=True, sim=hook("a", "b", itl_ms=12_000, ttft_ms=0))
     _, chunks = begun(stack, client, "POST", CHAT, json=body)
     assert full(house, "sse")
     assert b"".join(chunks).endswith(b"[DONE]\n\n")

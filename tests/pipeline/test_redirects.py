@@ -47,7 +47,7 @@ def streamers_known(system: System, count: int) -> None:
     """Wait until every ingress sees so many live streamers."""
 
     def known() -> bool:
-        with httpx.Client(timeout=5, verify=False) as client:
+        with httpx.Client(timeout=30, verify=False) as client:
             pages = [client.get(f"{door.admin_url}/readyz").json() for door in system.doors]
         return all(page["streamers"] == count for page in pages)
 
@@ -174,7 +174,6 @@ def test_a_redirect_that_is_not_followed_is_cancelled_and_its_ticket_gone(system
     asked_s = time.monotonic()
     answer = post(system, chat(stream=True, sim=hook("a", ttft_ms=60_000)))
     request = answer.headers["x-request-id"]
-    wait_for(lambda: system.ledger(request)["starts"] == 1, within_s=15, what="a start")
     wait_for(
         lambda: one_waits_at(*system.streamers), within_s=15, what="one that waits for its client"
     )

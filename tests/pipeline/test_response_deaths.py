@@ -31,7 +31,7 @@ def test_a_response_whose_worker_dies_goes_on_and_is_replayed_as_it_was(
         "model": "mortal",
         "input": "Count.",
         "stream": True,
-        "sim": {"pieces": PIECES, "itl_ms": 100, "ttft_ms": 0},
+        "sim": {"pieces": PIECES, "itl_ms": 200, "ttft_ms": 0},
     }
     heirs: list[Node] = []
     try:

@@ -74,7 +74,7 @@ def test_another_tenants_response_is_not_found(keyed: Node) -> None:
 
 
 def test_without_a_key_nothing_is_told(keyed: Node) -> None:
-    with sdk(keyed, "acme") as own, httpx.Client(base_url=keyed.url) as client:
+    with sdk(keyed, "acme") as own, httpx.Client(base_url=keyed.url, timeout=30) as client:
         name = own.responses.create(model="sim", input="x", max_output_tokens=1).id
         ways = (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items"))
         for method, path in ways:

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 SHORT, LONG = 16, 6
 SHORT_PIECES = [f"<{number}>" for number in range(40)]
-LONG_PIECES = [f"<{number}>" for number in range(250)]
+LONG_PIECES = [f"<{number}>" for number in range(500)]
 ORPHAN_S = 10.0
 """Longer than a client needs to come back, whatever else the machine does."""
 PATIENCE_S = 180.0

@@ -145,9 +145,8 @@ def test_what_waits_in_every_ingress_is_seen_by_every_field_apart_from_the_queue
         assert (by_tenant["first"], by_tenant["last"]) == (1, 1)
         by_class = {row["class"]: row["waiting"] for row in backlog(house)["ingress"]["classes"]}
         assert by_class == {"interactive": 0, "standard": house.waiting() - 1, "batch": 1}
-        assert backlog(house)["models"] == [
-            {"model": "tiny", "workers": 1, "slots": 1, "watermark": 2}
-        ]
+        served = [{"model": "tiny", "workers": 1, "slots": 1, "watermark": 2}]
+        wait_for(lambda: backlog(house)["models"] == served, within_s=0.3, what="its worker")
         wait_for(
             lambda: (
                 f"({len(house.doors)} nodes answered)"

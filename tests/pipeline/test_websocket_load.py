@@ -134,7 +134,7 @@ def _came(before: list[int], after: list[int]) -> float:
 
 def test_one_slow_reader_takes_bounded_memory_and_nothing_from_the_others(system: System) -> None:
     pieces = [f"{k:05} " * 1000 for k in range(140)]  # 840 kB, more than the buffers together hold
-    large = chat("large", sim=hook(*pieces, itl_ms=10, ttft_ms=0))
+    large = chat("large", sim=hook(*pieces, itl_ms=40, ttft_ms=0))
     paced = chat("paced", sim=hook(*(f"{k} " for k in range(60)), itl_ms=20, ttft_ms=0))
 
     async def run() -> None:
