@@ -4,9 +4,18 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from headrace.bus import Bus, BusSettings, connection
+from headrace.bus import BrokerAway, Bus, BusSettings, connection
 
 T = TypeVar("T")
+
+
+async def answers(bus: Bus) -> bool:
+    """Tell whether the broker answers: where it stood still, the connection may break even so."""
+    try:
+        await bus.api("INFO")
+    except BrokerAway:
+        return False
+    return True
 
 
 def with_bus(url: str, test: Callable[[Bus], Awaitable[T]]) -> T:

@@ -1,15 +1,19 @@
-"""What all tests share: where HEADRACE_NO_SKIP is set, a skip is a failure; and how they are
-divided among processes."""
+"""What all tests share: where HEADRACE_NO_SKIP is set, a skip is a failure; how they are divided
+among processes; and that no example of Hypothesis is timed."""
 
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.servers import NatsServer
 
 NO_SKIP = os.environ.get("HEADRACE_NO_SKIP") == "1"
+
+settings.register_profile("ours", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ours")
 
 
 @pytest.hookimpl(wrapper=True)

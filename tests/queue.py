@@ -90,7 +90,7 @@ async def pull(
     await bus.subscribe(inbox, take)
     body = {
         "batch": count,
-        "expires": 5 * topology.NANOSECONDS,
+        "expires": 30 * topology.NANOSECONDS,
         "group": subjects.PULL_GROUP,
         "priority": 0,
     }
@@ -98,7 +98,7 @@ async def pull(
     await bus.publish(
         f"$JS.API.CONSUMER.MSG.NEXT.REQUESTS.{consumer}", msgspec.json.encode(body), reply=inbox
     )
-    await until(lambda: len(given) == count, within_s=10)
+    await until(lambda: len(given) == count, within_s=30)
     return given
 
 

@@ -121,7 +121,6 @@ def answered(
     @settings(
         max_examples=EXAMPLES,
         database=None,
-        deadline=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )

@@ -210,7 +210,8 @@ def test_a_client_that_leaves_frees_its_slot(composed: Composed) -> None:
     url = f"http://127.0.0.1:{composed.ports['worker admin']}/metrics"
 
     def held() -> float:
-        [count] = re.findall(r"^headrace_worker_requests_inflight (\S+)", httpx.get(url).text, re.M)
+        text = httpx.get(url, timeout=PATIENCE_S).text
+        [count] = re.findall(r"^headrace_worker_requests_inflight (\S+)", text, re.M)
         return float(count)
 
     body = chat(stream=True, sim=hook("x", "y", hang_at=1))  # it does not end by itself

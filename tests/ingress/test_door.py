@@ -90,7 +90,7 @@ class Passing(RuleBasedStateMachine):
 
 
 TestPassing = Passing.TestCase
-TestPassing.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPassing.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def crowd(door: Door, *, cost_of: Callable[[int], int] = lambda n: 100) -> float:

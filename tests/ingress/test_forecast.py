@@ -322,7 +322,7 @@ class System:
             self.now_s += READ_S
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.sampled_from([0.2, 0.5, 2.0, 5.0]), st.integers(0, 1000))
 def test_beyond_capacity_waits_keep_the_patience_and_slots_stay_busy(
     patience_s: float, seed: int

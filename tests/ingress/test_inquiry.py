@@ -34,7 +34,7 @@ _models = itertools.count()
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for answers longer than a busy machine stands still."""
-    monkeypatch.setattr(inquire, "ANSWER_S", 3.0)
+    monkeypatch.setattr(inquire, "ANSWER_S", 6.0)
 
 
 class Node:

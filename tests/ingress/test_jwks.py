@@ -226,11 +226,10 @@ def test_a_provider_whose_answer_is_no_http_ends_nothing(
 def test_a_provider_whose_answer_has_no_end_keeps_nobody_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(jwks, "TIMEOUT_S", 0.5)
-
     async def run(page: Provider) -> None:
         rig = Rig(JwtSettings(jwks_url=page.url))
         await rig.keys.refresh()
+        monkeypatch.setattr(jwks, "TIMEOUT_S", 0.5)
         rig.clock.now_s += jwks.RETRY_S
         page.whole.clear()
         try:

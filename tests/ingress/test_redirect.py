@@ -88,8 +88,10 @@ Scenario = Callable[[Bus], Awaitable[None]]
 
 
 @pytest.fixture
-def play(own_nats: NatsServer) -> Callable[[Scenario], None]:
-    """Play a scenario on a broker of its own: its streamers are all that there are."""
+def play(own_nats: NatsServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[Scenario], None]:
+    """Play a scenario on a broker of its own: its streamers are all that there are, and each has
+    but one heartbeat."""
+    monkeypatch.setattr(topology, "ENTRY_TTL_S", 600)
 
     async def prepared(bus: Bus, scenario: Scenario) -> None:
         await topology.apply(bus)

@@ -42,8 +42,10 @@ async def ask(handoff: Any, request: str, *headers: tuple[bytes, bytes], query: 
 
 
 def test_a_redirect_carries_whose_stream_it_is_from_where_on_and_who_reads_it(
-    own_nats: NatsServer,
+    own_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(topology, "ENTRY_TTL_S", 600)  # of one heartbeat
+
     async def test(bus: Bus) -> None:
         await topology.apply(bus)
         await Streamer(bus, "a").start()

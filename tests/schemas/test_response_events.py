@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
@@ -301,7 +301,6 @@ DELTAS = st.sampled_from(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(TEXTS | DELTAS, max_size=12))
 def test_the_events_add_up_to_the_object_however_they_are_grouped(
     given: list[str | dict[str, Any]],

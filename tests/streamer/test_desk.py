@@ -13,6 +13,7 @@ from schemas import subjects
 from schemas.errors import Forbidden, Gone
 from schemas.subjects import ReplySubject, new_request_id
 from schemas.wire import Finished, Frame, Piece, Shape, Started, Tokens, Usage, encode_frame
+from streamer import readers
 from streamer.app import Replies
 from streamer.desk import CLAIM_S, REMEMBER_S, Desk
 from streamer.mailbox import Mailbox
@@ -156,8 +157,10 @@ def test_a_request_nobody_came_for_is_cancelled_after_its_time_and_its_ticket_go
 
 
 def test_a_request_nobody_came_for_runs_on_as_long_as_somebody_else_reads_it(
-    nats_url: str,
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(readers, "ANSWER_S", 20.0)
+
     async def scenario(bus: Bus) -> None:
         await topology.apply(bus)
         at, request, mailbox = desk(bus), new_request_id(), Mailbox(bus, "other")

@@ -155,8 +155,11 @@ Play = Callable[[Callable[[Made], Awaitable[None]]], None]
 
 
 @pytest.fixture(params=["streamer", "ingress"])
-def play(own_nats: NatsServer, request: pytest.FixtureRequest) -> Play:
+def play(
+    own_nats: NatsServer, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Play:
     """Play a scenario against a streamer, or against an ingress that sends clients there."""
+    monkeypatch.setattr(topology, "ENTRY_TTL_S", 600)  # of one heartbeat
 
     async def run(test: Callable[[Made], Awaitable[None]]) -> None:
         settings = BusSettings(own_nats.url)

@@ -11,6 +11,7 @@ from headrace import topology
 from headrace.bus import Bus, BusSettings, connection
 from schemas.subjects import ReplySubject, RequestSubject, new_request_id
 from schemas.wire import Envelope, Sampling, Shape, encode_envelope
+from streamer import readers
 from streamer.attach import attach
 from streamer.mailbox import Mailbox
 from tests.broker import with_bus
@@ -61,8 +62,10 @@ def test_who_leaves_a_request_that_continues_before_it_has_begun_does_not_cancel
 # nats-py leaves connections behind that break before they greet.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_node_that_was_cut_off_does_not_cancel_what_its_client_reads_elsewhere_by_now(
-    own_nats: NatsServer,
+    own_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(readers, "ANSWER_S", 20.0)
+
     async def test() -> None:
         link = Link(own_nats.port)
         await link.open()

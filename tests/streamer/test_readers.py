@@ -32,6 +32,7 @@ from streamer.buffer import OpenReply
 from streamer.mailbox import Mailbox
 from tests.servers import NatsServer
 from tests.waiting import until
+from workers import recovery
 from workers.recovery import Shown, ask_shown
 
 SHAPE = Shape("chat", "m", 5, False, 1, False)
@@ -108,7 +109,9 @@ def play(url: str, test: Callable[[Readers], Awaitable[None]]) -> None:
         async with two_streamers(url) as readers, asyncio.timeout(60):
             await test(readers)
 
-    asyncio.run(run())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readers, "ANSWER_S", 20.0)  # a no comes at once
+        asyncio.run(run())
 
 
 @pytest.mark.parametrize("begun", [True, False])
@@ -144,8 +147,11 @@ def test_the_first_readers_leaving_leaves_the_request_to_the_others(
     play(url, test)
 
 
-def test_a_worker_hears_what_a_reader_elsewhere_was_shown(url: str) -> None:
+def test_a_worker_hears_what_a_reader_elsewhere_was_shown(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The streamer that the request came through is gone; the log may have lost what it shows."""
+    monkeypatch.setattr(recovery, "SHOWN_TIMEOUT_S", 60.0)
 
     async def test(readers: Readers) -> None:
         await readers.start(begun=False)
@@ -196,7 +202,7 @@ def test_a_reader_that_is_on_its_way_to_its_streamer_counts(url: str) -> None:
 def test_a_client_that_may_come_back_is_waited_for_and_found_when_it_has(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mailbox, "LINGER_S", 4.0)
+    monkeypatch.setattr(mailbox, "LINGER_S", 8.0)
 
     async def test(readers: Readers) -> None:
         await readers.start(begun=True)

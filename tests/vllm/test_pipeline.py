@@ -89,7 +89,8 @@ class System:
 
     def gauge(self, name: str) -> float:
         """Return a number of the worker's /metrics."""
-        text = httpx.get(f"{self.ps()['worker-1']['admin_url']}/metrics").text
+        url = f"{self.ps()['worker-1']['admin_url']}/metrics"
+        text = httpx.get(url, timeout=PATIENCE_S).text
         (value,) = (line.split()[1] for line in text.splitlines() if line.startswith(f"{name} "))
         return float(value)
 
@@ -153,7 +154,10 @@ def test_a_question_is_answered(system: System) -> None:
 
 def test_a_streamed_answer_is_the_collected_one(system: System) -> None:
     for prompt in PROMPTS:
-        pieces = [chunk.choices[0].delta.content or "" for chunk in system.stream(prompt)]
+        for _ in range(3):  # a busy machine may have pieces come merged
+            pieces = [chunk.choices[0].delta.content or "" for chunk in system.stream(prompt)]
+            if len(pieces) > 2:
+                break
         assert len(pieces) > 2
         assert "".join(pieces) == text_of(system.ask(prompt))
 
@@ -252,7 +256,7 @@ def test_a_plain_completion_takes_the_prompt_as_it_is(system: System, tokenizer:
 
 
 def test_the_model_is_listed_with_its_length(system: System) -> None:
-    (model,) = httpx.get(f"{system.url}/v1/models").json()["data"]
+    (model,) = httpx.get(f"{system.url}/v1/models", timeout=PATIENCE_S).json()["data"]
     assert (model["id"], model["max_model_len"]) == (NAME, 8192)
 
 

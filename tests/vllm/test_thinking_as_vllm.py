@@ -140,11 +140,14 @@ def test_what_is_bad_ends_an_answer_before_itself(
     [unmoderated] = reference.bad[name]["choices"]
     [whole] = said(collect(client, model.name, bad_requests[name]))["choices"]
     [parts] = joined(stream(client, model.name, bad_requests[name]))["choices"]
+    # How many tokens go with what is cut off depends on the steps that they fall into.
+    fewer, more = sorted((parts.pop("tokens"), whole.pop("tokens")), key=len)
+    assert more[: len(fewer)] == fewer
     assert parts == whole
     assert whole["reason"] == "content_filter"
     assert any(BAD.search(text) for text in texts_of(unmoderated))
     assert texts_of(whole) == [BAD.split(text)[0] for text in texts_of(unmoderated)]
-    assert not BAD.search("".join(whole["tokens"]))
+    assert not BAD.search("".join(more))
 
 
 def texts_of(choice: dict[str, Any]) -> list[str]:

@@ -110,7 +110,7 @@ class Room(RuleBasedStateMachine):
 
 
 TestRoom = Room.TestCase
-TestRoom.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestRoom.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 @given(st.integers(1, 300), st.integers(0, 400), st.sets(st.integers(0, 31)))

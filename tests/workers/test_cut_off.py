@@ -23,7 +23,7 @@ from workers.worker import Worker
 pytestmark = pytest.mark.slow  # the lease must lapse
 
 PIECES = tuple(f"{number} " for number in range(60))
-ITL_MS = 100.0
+ITL_MS = 200.0
 
 
 def _envelope() -> Envelope:
@@ -87,7 +87,11 @@ def test_a_worker_that_was_cut_off_neither_acknowledges_what_another_runs_nor_co
 
             await until(begun)
             how(link)
-            await until(lambda: engine.ledger()[envelope.request]["tokens"] == len(PIECES))
+
+            def made() -> bool:
+                return bool(engine.ledger()[envelope.request]["tokens"] == len(PIECES))
+
+            await until(made, within_s=30)
             other = await _worker(stack, own_nats.url, "other", held)
             await until(lambda: other.recovered)
             link.mend()  # the other one has it, and begins only below

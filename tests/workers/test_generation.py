@@ -4,6 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import pytest
+
+import workers.generation
 from headrace import topology
 from headrace.bus import Bus, Message
 from headrace.settle import read_settlement
@@ -54,15 +57,15 @@ def test_what_is_given_up_after_it_ran_elsewhere_is_charged_before_its_client_he
         generation = Generation(bus, envelope(place()), place="requests.x", worker="w", ack="ack")
         heard: list[Settlement | type[Failed]] = []
 
-        async def settled(message: Message) -> None:
-            heard.append(read_settlement(message.data))
-
-        async def framed(message: Message) -> None:
+        async def sort(message: Message) -> None:
+            if message.subject == subjects.SETTLEMENTS:
+                heard.append(read_settlement(message.data))
+            if message.subject != generation.envelope.reply:
+                return
             if isinstance(decode_frame(message.data), Failed):
                 heard.append(Failed)
 
-        await bus.subscribe(subjects.SETTLEMENTS, settled)
-        await bus.subscribe(generation.envelope.reply, framed)
+        await bus.subscribe(">", sort)  # two subscriptions would be heard in any order
         await generation.claim_again()
         await generation.resume((), resume_at=0)
         await generation.fail("worker_lost", "It was given up.")
@@ -117,8 +120,11 @@ class Steady:
             number += 1
 
 
-def test_what_is_acknowledged_late_is_not_sent_again_all_the_same(own_nats: NatsServer) -> None:
+def test_what_is_acknowledged_late_is_not_sent_again_all_the_same(
+    own_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where answers took longer than the tokens of a checkpoint, each one repeated all before."""
+    monkeypatch.setattr(workers.generation, "API_TIMEOUT_S", 60.0)
 
     async def test(bus: Bus) -> None:
         generation = Generation(bus, envelope(place()), place="requests.x", worker="w", ack="ack")
@@ -160,12 +166,14 @@ class CutOff(Generation):
     """A claim during whose search the broker goes away once more."""
 
     server: NatsServer
+    back: asyncio.Event
     searches = 0
 
     async def _find_claim(self) -> bool:
         self.searches += 1
         if self.searches > 1:
             return await super()._find_claim()
+        await self.back.wait()  # only then it can go away again
         await asyncio.to_thread(self.server.kill)
         try:
             return await super()._find_claim()
@@ -182,10 +190,11 @@ def test_a_claim_is_searched_for_again_where_the_broker_goes_away_meanwhile(
         await lost.claim()
         await asyncio.to_thread(own_nats.kill)
         again = CutOff(bus, lost.envelope, place="requests.x", worker="w", ack="ack")
-        again.server = own_nats
+        again.server, again.back = own_nats, asyncio.Event()
         claiming = asyncio.create_task(again.claim())
         await until(lambda: not bus.connected)
         await asyncio.to_thread(own_nats.start)
+        again.back.set()
         async with asyncio.timeout(60):
             await claiming
         assert again.searches > 1

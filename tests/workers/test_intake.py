@@ -11,7 +11,7 @@ from headrace import topology
 from headrace.bus import BrokerAway, Bus, Message
 from schemas.model import ModelCard
 from schemas.subjects import RequestSubject, new_request_id
-from tests.broker import with_bus
+from tests.broker import answers, with_bus
 from tests.servers import NatsServer, freeze
 from tests.waiting import until
 from workers.credit import Place
@@ -88,7 +88,7 @@ def test_the_queue_is_looked_at_again_soon_after_a_look_that_nobody_answered(
                     await bus.api("STREAM.INFO.REQUESTS")
             finally:
                 os.kill(own_nats.pid, signal.SIGCONT)
-            await until(lambda: bus.connected)
+            await until(lambda: answers(bus))
             await bus.store(str(RequestSubject("online", "sim", 3, "t", new_request_id())), b"x")
             await until(lambda: intake.credits.waiting)
 

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import msgspec
+import pytest
 
 from headrace import topology
 from headrace.bus import Bus, BusSettings
@@ -19,6 +20,7 @@ from tests.broker import with_bus
 from tests.queue import pull, simulated
 from tests.servers import NatsServer
 from tests.waiting import until
+from workers import leaving
 from workers.engine import Emit, Finish, Work
 from workers.engine_sim import SimulatedEngine
 from workers.intake import deliveries
@@ -28,10 +30,9 @@ from workers.worker import Worker
 PIECES = tuple(f"{number} " for number in range(20))
 
 
-def _envelope() -> Envelope:
-    return simulated(
-        SimHook(pieces=PIECES, itl_ms=20.0, ttft_ms=0.0), max_tokens=len(PIECES), keep_answer=True
-    )
+def _envelope(*, hang_at: int | None = None) -> Envelope:
+    hook = SimHook(pieces=PIECES, itl_ms=20.0, ttft_ms=0.0, hang_at=hang_at)
+    return simulated(hook, max_tokens=len(PIECES), keep_answer=True)
 
 
 class SlowToAbort(SimulatedEngine):
@@ -63,7 +64,10 @@ async def _running(bus: Bus, url: str, stack: AsyncExitStack, engine: SimulatedE
     return worker
 
 
-def test_it_keeps_and_acknowledges_what_has_ended_before_it_is_gone(own_nats: NatsServer) -> None:
+def test_it_keeps_and_acknowledges_what_has_ended_before_it_is_gone(
+    own_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving, "ENDING_S", 60.0)
     envelope = _envelope()
     subject = RequestSubject("online", "sim", 3, "t", envelope.request)
 
@@ -75,8 +79,12 @@ def test_it_keeps_and_acknowledges_what_has_ended_before_it_is_gone(own_nats: Na
             await until(lambda: envelope.request in engine.ledger())
             await worker.drain(grace_s=60)
         assert await kept(bus, tenant="t", request=envelope.request)
-        info = await bus.api("STREAM.INFO.REQUESTS", {"subjects_filter": "requests.>"})
-        assert not info["state"].get("subjects")
+
+        async def acknowledged() -> bool:
+            info = await bus.api("STREAM.INFO.REQUESTS", {"subjects_filter": "requests.>"})
+            return not info["state"].get("subjects")
+
+        await until(acknowledged)
 
     with_bus(own_nats.url, test)
 
@@ -106,7 +114,7 @@ def test_what_comes_once_it_has_stopped_is_left_to_others(own_nats: NatsServer) 
 def test_what_is_given_back_is_not_taken_again_while_the_engine_stops_it(
     own_nats: NatsServer,
 ) -> None:
-    envelope = _envelope()
+    envelope = _envelope(hang_at=1)
     subject = RequestSubject("online", "sim", 3, "t", envelope.request)
 
     async def test(bus: Bus) -> None:

@@ -336,7 +336,7 @@ class Own:
 
 
 def own(moderator: Own, **more: Any) -> Moderation:
-    settings = ModerationSettings(moderator="m:f", hold_back_characters=BOUND, **more)
+    settings = ModerationSettings(moderator="m:f", timeout_s=60, hold_back_characters=BOUND, **more)
     return Moderation(settings, moderator)
 
 
