@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, TypeVar, cast
 
 import msgspec
 import typer
@@ -101,14 +101,16 @@ def set_tenant(wanted: SetSettings) -> None:
 async def _set(wanted: SetSettings) -> Tenant:
     async with wanted.connected() as bus:
         entries = await tenants.read_bucket(bus)
-        there = entries.get(("tenant", wanted.tenant))
-        tenant = changed(wanted, there)
-        if tenant.tier is not None and ("tier", tenant.tier) not in entries:
-            refuse(f"there is no tier {tenant.tier!r}: [[tiers]] in headrace.toml make them")
-        seed = None if there is None else there.seed
-        await tenants.put(bus, "tenant", tenant.name, Entry(value=tenant, seed=seed))
+
+        def change(there: Record | None) -> Entry[Tenant]:
+            tenant = changed(wanted, there)
+            if tenant.tier is not None and ("tier", tenant.tier) not in entries:
+                refuse(f"there is no tier {tenant.tier!r}: [[tiers]] in headrace.toml make them")
+            return Entry(value=tenant, seed=None if there is None else there.seed)
+
+        written = await tenants.amend(bus, "tenant", wanted.tenant, change)
     _warn_of_the_gate(entries)
-    return tenant
+    return cast(Tenant, written.value)
 
 
 def delete_tenant(wanted: DeleteSettings) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from headrace import bulk
+from headrace import bulk, versioned
 from headrace.bus import BrokerAway, BrokerRefused, Bus, Message
 from headrace.tenant_settings import NO_TENANCY, ApiKey, Tenancy
 from schemas import subjects
@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 Kind = Literal["tenant", "tier", "key"]
 Name = tuple[Kind, str]
 Record = Entry[Tenant] | Entry[Tier] | Entry[Key]
-Change = tuple[Name, Record | None]
 
 STREAM: Final = f"KV_{subjects.TENANTS}"
 CHECK_S: Final = 5.0
@@ -40,6 +39,14 @@ _DECODE: Final[dict[str, Callable[[bytes], Record]]] = {
     "tier": msgspec.json.Decoder(Entry[Tier]).decode,
     "key": msgspec.json.Decoder(Entry[Key]).decode,
 }
+
+
+class Change(NamedTuple):
+    """An entry that is to be written; None where there is none before, or shall be none after."""
+
+    name: Name
+    before: Record | None
+    after: Record | None
 
 
 class Known(NamedTuple):
@@ -272,10 +279,27 @@ async def seed(
 
 
 async def write(bus: Bus, changes: Sequence[Change]) -> None:
-    """Write entries, those that are None away. Raises BrokerAway and BrokerRefused."""
+    """Make changes, but for those whose entry somebody else has changed meanwhile: theirs stays.
+
+    Raises BrokerAway and BrokerRefused.
+    """
     for start in range(0, len(changes), _CHUNK):
-        chunk = changes[start : start + _CHUNK]
-        await asyncio.gather(*[put(bus, *name, record) for name, record in chunk])
+        await asyncio.gather(*[_make(bus, change) for change in changes[start : start + _CHUNK]])
+
+
+async def _make(bus: Bus, change: Change) -> None:
+    kind, name = change.name
+    revision = 0 if change.before is None else None  # None: not known yet
+    while True:
+        if revision is None:
+            revision, there = await _read_one(bus, kind, name)
+            if there != change.before:
+                return
+        try:
+            await _write(bus, kind, name, change.after, revision=revision)
+            return
+        except versioned.Changed:
+            revision = None
 
 
 def seeding(
@@ -300,11 +324,12 @@ def seeding(
         digest = hashlib.sha256(msgspec.json.encode(value)).hexdigest()[:16]
         if there is not None and (there.seed == digest or _is_revoked(there)):
             continue
-        changes.append((name, Entry(value=value, seed=digest)))  # type: ignore[arg-type]
+        after: Any = Entry(value=value, seed=digest)
+        changes.append(Change(name, there, after))
     for name, there in stored.items():
         if there.seed and there.gone_s is None and name not in wanted:
             left = msgspec.structs.replace(there, seed=UNSEEDED, gone_s=now_s)
-            changes.append((name, None if name[0] == "tier" else left))
+            changes.append(Change(name, there, None if name[0] == "tier" else left))
     return changes
 
 
@@ -314,13 +339,48 @@ def _is_revoked(record: Record) -> bool:
     return is_gone and isinstance(record.value, Key)
 
 
-async def put(bus: Bus, kind: Kind, name: str, record: Record | None) -> None:
-    """Write an entry, or delete it for None. Raises BrokerAway and BrokerRefused."""
-    subject = f"{_PREFIX}{kind}.{subjects.escape(name)}"
+async def put(bus: Bus, kind: Kind, name: str, record: Record) -> None:
+    """Write an entry, whatever it was. Raises BrokerAway and BrokerRefused."""
+    await bus.store(f"{_PREFIX}{_key(kind, name)}", msgspec.json.encode(record))
+
+
+async def amend(
+    bus: Bus, kind: Kind, name: str, change: Callable[[Record | None], Record]
+) -> Record:
+    """Write and return what `change` makes of an entry, None for none.
+
+    It is called again where somebody else has written the entry meanwhile. Raises BrokerAway and
+    BrokerRefused.
+    """
+    while True:
+        revision, there = await _read_one(bus, kind, name)
+        record = change(there)
+        try:
+            await _write(bus, kind, name, record, revision=revision)
+            return record
+        except versioned.Changed:
+            pass
+
+
+async def _read_one(bus: Bus, kind: Kind, name: str) -> tuple[int, Record | None]:
+    """Return an entry's revision and the entry; None also for one that we cannot read."""
+    key = _key(kind, name)
+    found = await versioned.read(bus, subjects.TENANTS, key)
+    record = _read(f"{_PREFIX}{key}", found.data or b"")
+    return found.revision, None if record is None else record[1]
+
+
+async def _write(bus: Bus, kind: Kind, name: str, record: Record | None, *, revision: int) -> None:
+    key = _key(kind, name)
     if record is None:
-        await bus.store(subject, b"", headers={"KV-Operation": "DEL"})
+        await versioned.delete(bus, subjects.TENANTS, key, revision=revision)
     else:
-        await bus.store(subject, msgspec.json.encode(record))
+        data = msgspec.json.encode(record)
+        await versioned.write(bus, subjects.TENANTS, key, data, revision=revision)
+
+
+def _key(kind: Kind, name: str) -> str:
+    return f"{kind}.{subjects.escape(name)}"
 
 
 def _read(subject: str, data: bytes) -> tuple[Name, Record | None] | None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -10,7 +10,19 @@ import pytest
 from headrace import tenants, topology
 from headrace.bus import Bus
 from headrace.tenant_settings import ApiKey, Tenancy, key_of
-from headrace.tenants import Directory, Followed, Name, Record, put, read_bucket, seed, seeding
+from headrace.tenants import (
+    Change,
+    Directory,
+    Followed,
+    Name,
+    Record,
+    amend,
+    put,
+    read_bucket,
+    seed,
+    seeding,
+    write,
+)
 from schemas.tenant import UNLIMITED, Entry, Key, Policy, Tenant, Tier, key_id, policy_of
 from tests.broker import with_bus
 from tests.servers import NatsServer
@@ -120,11 +132,11 @@ def seeded(
 ) -> dict[Name, Record]:
     """Return the bucket after a start with this configuration."""
     after = dict(stored)
-    for name, record in seeding(stored, keys, tenancy or Tenancy(), now_s=5.0):
-        if record is None:
-            del after[name]
+    for change in seeding(stored, keys, tenancy or Tenancy(), now_s=5.0):
+        if change.after is None:
+            del after[change.name]
         else:
-            after[name] = record
+            after[change.name] = change.after
     return after
 
 
@@ -217,7 +229,8 @@ def test_a_change_is_heard_by_every_follower(tenants_url: str) -> None:
         assert {each.policy("a/b c").weight for each in known} == {7}
         await put(bus, "key", "k", Entry(value=key("a/b c", "k"), gone_s=1.0))
         await until(lambda: not any(each.find(digest("k")) for each in known))
-        await put(bus, "tenant", "a/b c", None)
+        acme = (await read_bucket(bus))["tenant", "a/b c"]
+        await write(bus, [Change(("tenant", "a/b c"), acme, None)])
         await until(lambda: not any(each.knows("a/b c") for each in known))
         assert len(changes) == before + 8
 
@@ -230,7 +243,7 @@ def test_a_follower_that_starts_late_reads_what_is_there(tenants_url: str) -> No
     async def run(bus: Bus) -> None:
         wanted = Tenancy({f"t{n}": Tenant(name=f"t{n}") for n in range(count)})
         assert await seed(bus, {}, KEYS, wanted) == count + 1
-        await put(bus, "tenant", "t0", None)
+        await write(bus, [Change(("tenant", "t0"), (await read_bucket(bus))["tenant", "t0"], None)])
         await bus.store("$KV.tenants.tenant.broken", b"{")
         await bus.store("$KV.tenants.foreign", b"{}")
         known = Directory()
@@ -241,6 +254,47 @@ def test_a_follower_that_starts_late_reads_what_is_there(tenants_url: str) -> No
         assert known.find(digest("k")) is not None
         # The same again would change one thing: t0 is not there.
         assert await seed(bus, stored, KEYS, wanted) == 1
+
+    with_bus(tenants_url, run)
+
+
+def test_what_was_revoked_while_the_configuration_is_written_stays_revoked(
+    tenants_url: str,
+) -> None:
+    async def run(bus: Bus) -> None:
+        await seed(bus, {}, KEYS, OWN)
+        stored = await read_bucket(bus)
+        left = seeding(stored, [], Tenancy(), now_s=5.0)
+        revoked = replaced(stored[KEY], gone_s=1.0)
+        await put(bus, *KEY, revoked)
+        await put(bus, *TENANT, replaced(stored[TENANT], value=Tenant(name="acme", weight=9)))
+        new = ("tenant", "new")
+        await put(bus, *new, Entry(value=Tenant(name="new", weight=9)))
+        own = Entry(value=Tenant(name="new"), seed="own")
+        await write(bus, [*left, Change(new, None, own)])
+        bucket = await read_bucket(bus)
+        assert bucket[KEY] == revoked
+        assert bucket[TENANT].value == Tenant(name="acme", weight=9)
+        assert bucket[new].value == Tenant(name="new", weight=9)
+        assert ("tier", "gold") not in bucket
+
+    with_bus(tenants_url, run)
+
+
+def test_of_changes_of_one_tenant_at_once_none_is_lost(tenants_url: str) -> None:
+    async def run(bus: Bus) -> None:
+        def adding(model: str) -> Callable[[Record | None], Record]:
+            def change(there: Record | None) -> Record:
+                before = there.value.models or () if isinstance(there, Entry) else ()
+                return Entry(value=Tenant(name="acme", models=(*before, model)))
+
+            return change
+
+        names = [f"m{n}" for n in range(20)]
+        await asyncio.gather(*[amend(bus, "tenant", "acme", adding(name)) for name in names])
+        tenant = (await read_bucket(bus))[TENANT].value
+        assert isinstance(tenant, Tenant)
+        assert sorted(tenant.models or ()) == sorted(names)
 
     with_bus(tenants_url, run)
 
