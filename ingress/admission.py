@@ -19,15 +19,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from ingress.holding import Full, Holding
 from schemas.subjects import Lane
 from schemas.tenant import PriorityClass
 
 CLASSES: Final[tuple[PriorityClass, ...]] = ("interactive", "standard", "batch")
 SHARE_OWED: Final[dict[PriorityClass, float]] = {"interactive": 0.0, "standard": 0.1, "batch": 0.05}
 """How much a waiting class is owed of each token that others are given."""
-
-FILL_MAX: Final[dict[PriorityClass, float]] = {"interactive": 1.0, "standard": 0.9, "batch": 0.5}
-"""Up to which part of the bounds a class may fill the queue: low ones are held back early."""
 
 LATENESS_S_PER_TOKEN: Final = 0.01
 """The time one more token takes a client's own stream, about: what `hybrid` weighs waiting with."""
@@ -42,21 +40,6 @@ class Order(StrEnum):
     FCFS = "fcfs"
     SJF = "sjf"
     HYBRID = "hybrid"
-
-
-class Full(StrEnum):
-    """Why a request is not queued."""
-
-    TENANT = "tenant"
-    QUEUE = "queue"
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What the queue may hold in all: requests, and bytes of their prompts."""
-
-    requests_max: int = 10_000
-    bytes_max: int = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,27 +97,20 @@ class _Class:
 
 
 class FairQueue:
-    """The requests to one model that wait in this node."""
+    """The requests to one model that wait in this node; `holding` counts those to all models."""
 
-    def __init__(self, *, order: Order = Order.HYBRID, bounds: Bounds | None = None) -> None:
+    def __init__(self, *, order: Order = Order.HYBRID, holding: Holding | None = None) -> None:
         self._order = order
-        self._bounds = bounds or Bounds()
+        self._holding = holding or Holding()
         self._classes: dict[PriorityClass, _Class] = {name: _Class() for name in CLASSES}
         self._places: dict[str, _Place] = {}
-        self._by_tenant: dict[str, int] = {}
         self._give_up: list[tuple[float, str]] = []
         self._numbers = itertools.count()
-        self._bytes = 0
 
     @property
     def depth(self) -> int:
         """How many requests wait."""
         return len(self._places)
-
-    @property
-    def prompt_bytes(self) -> int:
-        """How many bytes their prompts take."""
-        return self._bytes
 
     @property
     def tickets(self) -> Iterator[Ticket]:
@@ -177,24 +153,19 @@ class FairQueue:
 
     def full_for(self, ticket: Ticket) -> Full | None:
         """Say which bound a request would break if it were queued; None if it may be."""
-        waiting = self._by_tenant.get(ticket.tenant, 0)
-        if ticket.tenant_max is not None and waiting >= ticket.tenant_max:
-            return Full.TENANT
-        fill = FILL_MAX[ticket.priority_class]
-        if (
-            self.depth >= self._bounds.requests_max * fill
-            or self._bytes + ticket.prompt_bytes > self._bounds.bytes_max * fill
-        ):
-            return Full.QUEUE
-        return None
+        return self._holding.full_for(
+            ticket.tenant,
+            ticket.priority_class,
+            prompt_bytes=ticket.prompt_bytes,
+            tenant_max=ticket.tenant_max,
+        )
 
     def offer(self, ticket: Ticket) -> Full | None:
         """Queue a request, or say which bound it would break."""
         full = self.full_for(ticket)
         if full is not None:
             return full
-        self._by_tenant[ticket.tenant] = self._by_tenant.get(ticket.tenant, 0) + 1
-        self._bytes += ticket.prompt_bytes
+        self._holding.take(ticket.tenant, prompt_bytes=ticket.prompt_bytes)
         heapq.heappush(self._give_up, (ticket.give_up_s, ticket.request))
         self._enqueue(ticket)
         return None
@@ -317,12 +288,7 @@ class FairQueue:
 
     def _forget(self, ticket: Ticket) -> None:
         del self._places[ticket.request]
-        self._bytes -= ticket.prompt_bytes
-        left = self._by_tenant[ticket.tenant] - 1
-        if left:
-            self._by_tenant[ticket.tenant] = left
-        else:
-            del self._by_tenant[ticket.tenant]
+        self._holding.release(ticket.tenant, prompt_bytes=ticket.prompt_bytes)
         of_class = self._classes[ticket.priority_class]
         if not self._places:  # a new busy period: nobody has a past in it
             self._classes = {name: _Class() for name in CLASSES}

@@ -23,10 +23,11 @@ from typing import Final
 
 from headrace.bus import BrokerAway, BrokerRefused, Bus
 from headrace.workforce import no_workers
-from ingress.admission import CLASSES, Bounds, FairQueue, Full, Order, Ticket
+from ingress.admission import CLASSES, FairQueue, Order, Ticket
 from ingress.census import Found, Hall
 from ingress.door import Door
 from ingress.forecast import retry_after_s
+from ingress.holding import Bounds, Full, Holding
 from schemas import subjects
 from schemas.errors import (
     BrokerUnavailable,
@@ -87,7 +88,7 @@ class WaitingRoom:
         self._slots_of = slots_of
         self._clock = clock
         self._order = order
-        self._bounds = bounds
+        self._holding = Holding(bounds or Bounds())
         self._doors: dict[tuple[str, Lane], Door] = {}
         self._turns: dict[str, Turn] = {}
         self._watermark_idle = watermark_idle
@@ -97,12 +98,12 @@ class WaitingRoom:
     @property
     def depth(self) -> int:
         """How many requests wait here."""
-        return sum(door.queue.depth for door in self._doors.values())
+        return self._holding.total.requests
 
     @property
     def prompt_bytes(self) -> int:
         """How many bytes their prompts take."""
-        return sum(door.queue.prompt_bytes for door in self._doors.values())
+        return self._holding.total.prompt_bytes
 
     def depths_by_model(self) -> dict[str, int]:
         """How many requests wait for each model that was ever asked for."""
@@ -269,7 +270,7 @@ class WaitingRoom:
     def _door(self, model: str, lane: Lane) -> Door:
         door = self._doors.get((model, lane))
         if door is None:
-            queue = FairQueue(order=self._order, bounds=self._bounds)
+            queue = FairQueue(order=self._order, holding=self._holding)
             door = self._doors[model, lane] = Door(queue)
         return door
 

@@ -12,7 +12,8 @@ import pytest
 
 from headrace import topology
 from headrace.bus import BrokerAway, Bus
-from ingress.admission import Bounds, Order, Ticket
+from ingress.admission import Order, Ticket
+from ingress.holding import Bounds
 from ingress.waiting import WaitingRoom
 from schemas import subjects
 from schemas.errors import (

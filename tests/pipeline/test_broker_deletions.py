@@ -203,9 +203,14 @@ def test_deleted_tokenizer_files_are_put_back_and_serve_a_gateway_that_starts_th
     faulty: Faulty, mode: Mode
 ) -> None:
     blobs = subjects.BLOBS
-    entries = faulty.api(f"STREAM.INFO.OBJ_{blobs}", {"subjects_filter": f"$O.{blobs}.M.>"})
-    files = entries["state"]["subjects"]
-    assert files
+    files: dict[str, int] = {}
+
+    def are_there() -> bool:
+        entries = faulty.api(f"STREAM.INFO.OBJ_{blobs}", {"subjects_filter": f"$O.{blobs}.M.>"})
+        files.update(entries["state"].get("subjects") or {})
+        return bool(files)
+
+    wait_for(are_there, within_s=15, what="the files")  # also after the stream was deleted
 
     async def purge(bus: object) -> None:
         for name in files:
