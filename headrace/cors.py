@@ -16,7 +16,17 @@ RawHeaders = Sequence[tuple[bytes, bytes]]
 
 METHODS: Final = "GET, POST, DELETE"
 MAX_AGE_S: Final = 600
-EXPOSED: Final = "retry-after, x-request-id"
+EXPOSED: Final = ", ".join(
+    [
+        "retry-after",
+        "x-request-id",
+        *(
+            f"x-ratelimit-{what}-{unit}"
+            for what in ("limit", "remaining", "reset")
+            for unit in ("requests", "tokens")
+        ),
+    ]
+)
 
 
 class Cors:

@@ -109,6 +109,7 @@ class Redirect:
             lingers=True,
             after=after,
             returns=returns,
+            ratelimit=_ratelimit(headers),
         )
         return self.to(chosen, ticket, headers)
 
@@ -210,12 +211,15 @@ class ExpectedThere:
             self._keep,
             lingers=lingers,
             model=self._model,
-            ratelimit={
-                name: value for name, value in headers.items() if name.startswith(RATELIMIT_PREFIX)
-            },
+            ratelimit=_ratelimit(headers),
         )
         return self._redirect.to(self._entry, ticket, headers)
 
     def drop(self) -> None:
         """Nothing was told to the streamer; only our own count of what it has."""
         self._redirect.dropped(self._entry.name)
+
+
+def _ratelimit(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return what of an answer's headers the streamer says too."""
+    return {name: value for name, value in headers.items() if name.startswith(RATELIMIT_PREFIX)}

@@ -151,6 +151,7 @@ class Generate:
 
         begun = await begin() if key is None else await self._keys.once(key, begin)
         if isinstance(begun, Attach):
+            headers |= await ratelimit_headers(self._ingress.line, caller.tenant)
             return await self._attach(asked, caller.tenant, begun, headers)
         return begun.answer(
             stream=asked.stream,

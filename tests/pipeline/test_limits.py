@@ -4,6 +4,7 @@ Each test has a tenant of its own, since accounts remember. The model `tiny` has
 """
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,6 +53,7 @@ TERMS = {
     "counts": "requests_per_minute = 3\ntokens_per_minute = 6000\nconcurrent_requests = 1",
     "told": "requests_per_minute = 1\nburst = 6\ntokens_per_minute = 6000",
     "large": "tokens_per_minute = 100",
+    "twice": "tokens_per_minute = 6000",
     **{
         f"back-{name}": f"requests_per_minute = 60\ntokens_per_minute = {PER_MINUTE}"
         for name in BACK
@@ -166,6 +168,14 @@ def test_every_answer_says_what_is_left(house: Metered) -> None:
     refused = house.ask("told")
     assert ratelimit(refused)["remaining-requests"] == "0"
     assert ratelimit(house.ask("free")) == {}
+
+
+def test_who_attaches_by_a_key_is_told_what_is_left(house: Metered) -> None:
+    key = {"idempotency-key": secrets.token_hex(8)}
+    with house.client("twice") as client:
+        first, second = (client.post(CHAT, json=chat(max_tokens=1), headers=key) for _ in range(2))
+    assert second.headers["x-request-id"] == first.headers["x-request-id"]
+    assert ratelimit(second)["limit-tokens"] == "6000"
 
 
 def test_a_request_larger_than_the_limit_is_refused_and_told_so(house: Metered) -> None:
