@@ -8,7 +8,7 @@ last two ends a request. An error that belongs to no request has the id null.
 
 import re
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -187,4 +187,12 @@ def _head(name: str | None) -> bytes:
 
 
 def _error(refusal: Refusal) -> bytes:
-    return _json(refusal.body())[1:]
+    return _json({"error": error_object(refusal)})[1:]
+
+
+def error_object(refusal: Refusal) -> dict[str, Any]:
+    """Return an error as a socket tells it; `headers` are those that a POST's answer would have."""
+    error: dict[str, Any] = refusal.body()["error"]
+    if refusal.retry_after_s is not None:
+        error["headers"] = {"retry-after": str(refusal.retry_after_s)}
+    return error

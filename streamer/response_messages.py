@@ -16,6 +16,7 @@ from schemas.depth import check_depth
 from schemas.errors import InvalidRequest, Refusal, RequestCancelled
 from schemas.reply import Event
 from schemas.response_events import Rendered, ResponseEvents
+from streamer.messages import error_object
 
 STREAM_ID_CHARACTERS_MAX: Final = 256
 _PLACE: Final = re.compile(r" - at `\$\.?([^`]*)`$")
@@ -128,8 +129,6 @@ class ResponseMessages:
 
 def error_message(stream_id: str | None, refusal: Refusal) -> bytes:
     """Return the event of an error; `stream_id` is None where it belongs to no stream."""
-    error: dict[str, Any] = refusal.body()["error"]
-    if refusal.retry_after_s is not None:
-        error["headers"] = {"retry-after": str(refusal.retry_after_s)}
+    error = error_object(refusal)
     body: dict[str, Any] = {"type": "error", "status": refusal.status, "error": error}
     return _json(body if stream_id is None else body | {"stream_id": stream_id})

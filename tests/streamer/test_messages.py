@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from schemas.depth import DEPTH_MAX
-from schemas.errors import RequestCancelled
+from schemas.errors import QueueFull, RequestCancelled
 from schemas.reply import Broken, Complete, Shown
 from schemas.wire import Piece, Shape, Usage
 from streamer.chunks import Chunks
@@ -95,6 +95,12 @@ def test_an_error_of_no_request_has_the_id_null() -> None:
     message = json.loads(error_message(None, RequestCancelled("x")))
     assert message["id"] is None
     assert set(message["error"]) == {"message", "type", "param", "code"}
+
+
+def test_an_error_says_when_to_come_again() -> None:
+    message = json.loads(error_message("a", QueueFull("Full.", retry_after_s=7)))
+    assert message["id"] == "a"
+    assert message["error"]["headers"] == {"retry-after": "7"}
 
 
 def test_a_close_reason_fits_its_frame_and_is_whole_text() -> None:
