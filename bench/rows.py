@@ -27,6 +27,8 @@ IN_FLIGHT: Final = 32
 STEP: Final = {"step_us": ITL_MS * 1000}
 INSTANT: Final[dict[str, float]] = {}
 OPEN: Final = 1000
+QUEUED: Final = 10_000
+TENANTS: Final = 20
 MIB: Final = 1024 * 1024
 
 
@@ -279,6 +281,25 @@ def memory() -> Iterator[Line]:
     yield Line("memory", "per WebSocket with one stream, gateway", "KiB", measured, None, 32.0)
 
 
+# Commands
+
+
+def backlog() -> Iterator[Line]:
+    """`headrace backlog --json` with a long queue, a process from its start to its end."""
+    with system.running(sim=None, waiting="waiting") as running:
+        system.fill_queue(running.nats_url, "waiting", requests=QUEUED, tenants=TENANTS)
+        for what, more in (("--json", []), ("--by tenant --json", ["--by", "tenant"])):
+            command = ["backlog", "--json", *more, "--nats-url", running.nats_url]
+            costs = [system.cost_of(command) for _ in range(REPEATS)]
+            for cost in costs:
+                assert json.loads(cost.said)["total"]["waiting"] == QUEUED
+            took_s = median(cost.took_s for cost in costs)
+            peak = median(cost.peak_bytes for cost in costs) / 1e6
+            note = f"{QUEUED} queued requests of {TENANTS} tenants"
+            yield Line("backlog", what, "s", took_s, None, 2.0, note)
+            yield Line("backlog", "  its peak of resident memory", "MB", peak, None, 100.0)
+
+
 ROWS: Final[dict[str, Row]] = {
     "in-step": in_step,
     "own-clock": own_clock,
@@ -287,4 +308,5 @@ ROWS: Final[dict[str, Row]] = {
     "ttft": ttft,
     "itl": itl,
     "memory": memory,
+    "backlog": backlog,
 }

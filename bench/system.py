@@ -21,10 +21,14 @@ from typing import Any, Final
 from bench.plan import Target
 from headrace import registry, topology
 from headrace.bus import Bus, BusSettings, connection
+from schemas import subjects
+from schemas.wire import Envelope, Sampling, Shape, encode_envelope, pack_tokens
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 START_S: Final = 20.0
 STOP_S: Final = 15.0
+PARTITIONS: Final = 32
+_AT_ONCE: Final = 500
 
 
 class NotStarted(Exception):
@@ -172,6 +176,59 @@ def publish_card(url: str, model: str) -> None:
             await _publish_card(bus, model)
 
     asyncio.run(publish())
+
+
+def fill_queue(url: str, model: str, *, requests: int, tenants: int) -> None:
+    """Queue requests of many tenants in all partitions of a model."""
+
+    async def fill() -> None:
+        async with connection(BusSettings(url), name="bench", timeout_s=START_S) as bus:
+            await topology.apply_model(bus, model, partitions=PARTITIONS)
+            for start in range(0, requests, _AT_ONCE):
+                numbers = range(start, min(start + _AT_ONCE, requests))
+                queued = [
+                    _queued(model, number, tenant=f"t{number % tenants}") for number in numbers
+                ]
+                await asyncio.gather(*[await bus.store_soon(*each) for each in queued])
+
+    asyncio.run(fill())
+
+
+def _queued(model: str, number: int, *, tenant: str) -> tuple[str, bytes]:
+    request = subjects.new_request_id()
+    envelope = Envelope(
+        request=request,
+        tenant=tenant,
+        model=model,
+        reply=str(subjects.ReplySubject("bench", tenant, request)),
+        prompt=pack_tokens(range(64)),
+        sampling=Sampling(max_tokens=16),
+        shape=Shape("chat", model, 5, False, 1, False),
+        deadline_s=time.time() + 600,
+    )
+    place = subjects.RequestSubject("online", model, number * 7 % PARTITIONS, tenant, request)
+    return str(place), encode_envelope(envelope)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one run of a command took; `said` is its stdout."""
+
+    took_s: float
+    peak_bytes: int
+    status: int
+    said: str
+
+
+def cost_of(arguments: list[str]) -> Cost:
+    """Run an operators' command from its start to its end."""
+    command = [sys.executable, "-m", "bench.command", sys.executable, "-m", "headrace.cli"]
+    done = subprocess.run(
+        [*command, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+    )
+    cost = Cost(**json.loads(done.stdout))
+    assert cost.status == 0, f"headrace {' '.join(arguments)} ended with {cost.status}"
+    return cost
 
 
 def _served(port: int, model: str) -> None:

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from headrace.answers import as_json
 from headrace.bus import BrokerAway, BrokerRefused, Bus
+from headrace.client_id import log_client_id
 from headrace.dismiss import dismiss
 from headrace.inquire import withdraw_one
 from headrace.peek import progress_in
@@ -65,6 +66,7 @@ def cancel_route(bus: Bus, identify: Identify) -> Route:
     async def handle(request: Request) -> Response:
         tenant = await tenant_of(identify, request)
         name = request_id(request)
+        log_client_id(request.scope["headers"], name)
         try:
             status = await cancel(bus, tenant=tenant, request=name)
         except (BrokerAway, BrokerRefused) as error:

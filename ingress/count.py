@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.answers import as_json, refused
+from headrace.client_id import log_client_id
 from headrace.requests import peer_of
 from ingress.able import check_able
 from ingress.admit import Ingress
@@ -34,6 +35,7 @@ def count(ingress: Ingress) -> Any:
         scope = request.scope
         caller = await ingress.gate.recognise(scope["headers"], peer=peer_of(scope))
         name = new_request_id()
+        log_client_id(scope["headers"], name)
         try:
             body = await read_body(request)
             ingress.gate.check(caller)  # a body may take a minute

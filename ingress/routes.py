@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.answers import as_json, refused
+from headrace.client_id import log_client_id
 from headrace.cors import Cors
 from headrace.deadline import timeout_s_of
 from headrace.requests import peer_of
@@ -87,6 +88,7 @@ class Generate:
     ) -> Answer:
         """Admit a request; what its tenant has left is added to `headers`, refused or not."""
         caller = await self._ingress.gate.recognise(scope["headers"], peer=peer_of(scope))
+        log_client_id(scope["headers"], request)
         try:
             return await self._admit_from(caller, scope, receive, request, headers)
         except Refusal:
@@ -151,6 +153,7 @@ class Generate:
 
         begun = await begin() if key is None else await self._keys.once(key, begin)
         if isinstance(begun, Attach):
+            log_client_id(scope["headers"], begun.request)
             headers |= await ratelimit_headers(self._ingress.line, caller.tenant)
             return await self._attach(asked, caller.tenant, begun, headers)
         return begun.answer(

@@ -2,7 +2,7 @@
 
 Rule: nothing here imports vllm; its classes are handed in. Parsers are asked step by step, and what
 is not streamed is the same pieces joined: both modes say the same. They keep state, one per choice,
-which is lost with the worker (`workers.recovery`). What a parser held back for the beginning of a
+which is lost with the worker (`workers.course`). What a parser held back for the beginning of a
 call is said at the end, where none came of it.
 """
 

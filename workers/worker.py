@@ -19,6 +19,7 @@ from schemas.subjects import HoldsQuestion, LostNotice, RequestSubject
 from schemas.wire import BadEnvelope, Envelope, decode_envelope
 from workers.burial import bury
 from workers.cancels import Tombstones
+from workers.course import SUSPECT_DEATHS, Course, Recovery
 from workers.doubt import Standstills, is_replaced, may_be_replaced
 from workers.engine import Engine, EngineDied
 from workers.generation import AlreadyStarted, Generation, Lost
@@ -28,15 +29,7 @@ from workers.keeping import keep_answer
 from workers.lease import Leases
 from workers.leaving import leave
 from workers.ownership import owned, rivals
-from workers.recovery import (
-    SUSPECT_DEATHS,
-    Course,
-    Recovery,
-    is_held,
-    past_of,
-    recover,
-    was_seen,
-)
+from workers.recovery import is_held, past_of, recover, was_seen
 from workers.release import Releases
 from workers.slots import Slots
 

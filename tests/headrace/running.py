@@ -1,6 +1,7 @@
 """A running `headrace up`, and other commands of the CLI."""
 
 import asyncio
+import contextlib
 import json
 import signal
 import subprocess
@@ -9,6 +10,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tests.waiting import until
 
@@ -68,3 +71,14 @@ def run(environ: dict[str, str], cwd: Path, *args: object) -> "subprocess.Comple
     return subprocess.run(
         headrace(*args), env=environ, cwd=cwd, capture_output=True, text=True, timeout=120
     )
+
+
+def listened_on(environ: dict[str, str]) -> set[int]:
+    """Return the ports that processes of this environment listen on, whoever started them."""
+    ports = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("PYTHONPATH") == environ["PYTHONPATH"]:
+                sockets = process.net_connections("tcp")
+                ports |= {each.laddr.port for each in sockets if each.status == "LISTEN"}
+    return ports

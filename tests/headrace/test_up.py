@@ -1,7 +1,7 @@
 """Facts about `headrace up` and `headrace ps`, with real processes.
 
-nats-server is the real one; the tiers are stand-ins that answer /readyz, so that these facts are
-about `up` alone.
+nats-server is the real one; the tiers are stand-ins that answer /readyz and listen where clients
+come, so that these facts are about `up` alone.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import signal
 import socket
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -26,7 +27,7 @@ from headrace.settings import EngineKind
 from headrace.sockets import listen
 from headrace.up import Refused
 from headrace.up_settings import UpSettings
-from tests.headrace.running import run, up
+from tests.headrace.running import listened_on, run, up
 from tests.servers import free_port
 from tests.waiting import until
 
@@ -36,6 +37,7 @@ TIER = """
 import os, sys
 from headrace import lifecycle
 from headrace.http import serve
+from headrace.sockets import listen
 from headrace.telemetry import Readiness, admin_app, registry_of
 
 def flag(name):
@@ -56,6 +58,7 @@ async def main(stop):
         return await publish()
     app = admin_app(lambda: Readiness("ready"), registry_of("t", []))
     serving = await serve(app, host="127.0.0.1", port=int(flag("--admin-port")))
+    door = listen(flag("--host"), int(flag("--port"))) if "--host" in sys.argv else None
     await stop.wait()
     print(f"{flag('--name')} drains\\n", end="", flush=True)
     await serving.close()
@@ -114,6 +117,10 @@ def test_up_serves_says_so_is_listed_and_stops_without_trace(
                 ("worker-2", "worker"),
             ]
             pids = [process["pid"] for process in told["processes"]]
+            urls = [endpoint, url, *(process["admin_url"] for process in told["processes"])]
+            ports = {urlsplit(each).port for each in urls}
+            assert len(ports) == 6
+            assert listened_on(environ) >= ports
 
             second = await asyncio.to_thread(
                 run, environ, tmp_path, "up", "--data-dir", system.data_dir
@@ -135,6 +142,7 @@ def test_up_serves_says_so_is_listed_and_stops_without_trace(
         assert drained[0] == "gateway drains"
         assert sorted(drained[1:]) == ["worker-1 drains", "worker-2 drains"]
         assert not any(started_s(pid) for pid in pids)
+        assert listened_on(environ) == set()
         assert not (system.data_dir / "run.json").exists()
 
     asyncio.run(scenario())

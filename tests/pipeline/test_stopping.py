@@ -13,11 +13,14 @@ import httpx
 import pytest
 
 from headrace.supervise import KILL_MARGIN_S
+from schemas.wire import Released
+from tests.broker import with_bus
 from tests.pipeline.asking import CHAT, Streamed, chat, collect, hook, refusal, stream
 from tests.pipeline.conftest import System, models_at, worker
 from tests.pipeline.resuming import Resuming
 from tests.servers import Process, answers, free_port, node, wait_ready
 from tests.waiting import wait_for
+from workers.recovery import read_log
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +89,7 @@ def test_a_worker_told_to_stop_ends_what_runs_and_pulls_no_more(
     system.wait_at_rest()
 
 
-def test_a_worker_past_its_grace_gives_its_request_back_and_the_client_is_told(
+def test_a_worker_past_its_grace_gives_its_request_back_to_the_queue_and_ends(
     system: System, tmp_path: Path
 ) -> None:
     model = ("--served-model-name", "brief", "--grace-s", "0.3")
@@ -101,9 +104,13 @@ def test_a_worker_past_its_grace_gives_its_request_back_and_the_client_is_told(
                 what="the model",
             )
             with client.stream("POST", CHAT, json=body) as answer:
-                lines = answer.iter_lines()
-                next(lines)
+                lines = answer.iter_lines()  # held, or the stream would be closed with it
+                assert any(PIECES[0] in line for line in lines)
                 assert only.process.stop(within_s=60) == 0  # half of what the stream would take
+                log = f"replies.*.*.{answer.headers['x-request-id']}"
+                frames = with_bus(system.nats_url, lambda bus: read_log(bus, log))
+                assert isinstance(frames[-1][1], Released)
+                assert system.queued() == 1
     finally:
         only.process.stop()
     assert "Traceback" not in only.process.said()

@@ -33,7 +33,8 @@ from streamer.mailbox import Mailbox
 from tests.servers import NatsServer
 from tests.waiting import until
 from workers import recovery
-from workers.recovery import Shown, ask_shown
+from workers.course import Shown
+from workers.recovery import ask_shown
 
 SHAPE = Shape("chat", "m", 5, False, 1, False)
 

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from schemas.wire import Envelope, Parsing, Piece, Sampling, Shape, Structured, pack_tokens
+from workers.course import Course, Shown, course_of
 from workers.history import History
-from workers.recovery import Course, Shown, course_of
 
 
 def envelope(**sampling: object) -> Envelope:
