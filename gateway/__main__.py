@@ -77,7 +77,11 @@ async def _serve(
     upkeep.on_remade(subjects.REQUESTS, orphans.queue_remade)
 
     def readiness() -> Readiness:
-        detail = {"broker": bus.ready, "models": reception.models}
+        detail = {
+            "broker": bus.ready,
+            "models": reception.models,
+            "limits": reception.limits,
+        }
         if reception.ingress.draining:
             return Readiness("draining", detail)
         return Readiness("ready" if bus.ready else "starting", detail)

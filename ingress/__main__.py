@@ -73,6 +73,7 @@ async def _serve(
         detail = {
             "broker": bus.ready,
             "models": reception.models,
+            "limits": reception.limits,
             "streamers": len(redirect.live),
         }
         if reception.ingress.draining:

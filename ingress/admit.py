@@ -20,8 +20,8 @@ from ingress.cost import Cost, cost_of
 from ingress.dispatch import dispatch
 from ingress.envelope import Ours, envelope_of
 from ingress.inspection import Inspection
+from ingress.limits import Standings
 from ingress.line import Line
-from ingress.reservations import Standings
 from ingress.waiting import Left
 from schemas.errors import (
     BrokerUnavailable,

@@ -6,6 +6,7 @@ Open requests are counted by id, each until it is settled or has expired; so a s
 twice changes nothing, and a node that died leaks nothing. Pure: time is an argument.
 """
 
+from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -94,6 +95,14 @@ class Standing(NamedTuple):
     reset_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Standings:
+    """A tenant's buckets, for the `x-ratelimit-*` headers; None without such a limit."""
+
+    requests: Standing | None = None
+    tokens: Standing | None = None
+
+
 def advance(account: Account, limits: Limits, *, now_s: float) -> None:
     """Let pass what time has passed: uses drain. A clock that went back changes nothing.
 
@@ -154,6 +163,11 @@ def settle(account: Account, *, request: str, tokens: int | None) -> bool:
     if tokens is None:
         account.requests_used = max(0.0, account.requests_used - 1)
     return True
+
+
+def standings_of(account: Account, limits: Limits) -> Standings:
+    """Return both buckets."""
+    return Standings(standing_of_requests(account, limits), standing_of_tokens(account, limits))
 
 
 def standing_of_requests(account: Account, limits: Limits) -> Standing | None:

@@ -21,9 +21,9 @@ from headrace.workforce import Workforce
 from ingress.admission import Order, Ticket
 from ingress.cost import Cost
 from ingress.inquiry import Inquiry
-from ingress.limits import Limits
+from ingress.limits import Limits, Standings
 from ingress.prediction import Predictor
-from ingress.reservations import Reservations, Standings
+from ingress.reservations import Reservations
 from ingress.waiting import PATIENCE_S, Left, WaitingRoom
 from schemas import subjects
 from schemas.subjects import RequestSubject, Settlement

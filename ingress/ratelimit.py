@@ -9,9 +9,8 @@ import math
 from typing import Final
 
 from headrace.bus import BrokerAway, BrokerRefused
-from ingress.limits import Standing
+from ingress.limits import Standing, Standings
 from ingress.line import Line
-from ingress.reservations import Standings
 
 STANDINGS_S_MAX: Final = 0.5
 

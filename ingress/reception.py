@@ -76,6 +76,11 @@ class Reception:
         """The names of the models that are known."""
         return [card.name for card in self._catalogue.cards()]
 
+    @property
+    def limits(self) -> str:
+        """Whether limits can be checked, and what becomes of requests where not."""
+        return self._line.reservations.state
+
     def readings(self) -> list[Reading]:
         """Return what /metrics shows of it."""
         return telemetry.readings(self.ingress)

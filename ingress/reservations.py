@@ -4,6 +4,9 @@ What waits for a tenant's account is decided together and written by one compare
 takes a fraction of a millisecond, and fifty writers of one key would take eighty each. A pump
 remembers the account as it last wrote it, and reads it again when another node has written, or
 before it refuses anybody or drops a settlement.
+
+Where an account cannot be reached, what is to be settled is tried until it can, though nobody asks:
+by a write even where nothing has changed, since a store that is read may take none.
 """
 
 import asyncio
@@ -21,7 +24,7 @@ from headrace import versioned
 from headrace.bus import BrokerAway, BrokerRefused, Bus
 from headrace.versioned import Changed, Versioned
 from ingress import limits as deciding
-from ingress.limits import Account, Exceeded, Limits, Standing
+from ingress.limits import Account, Exceeded, Limits, Standings, standings_of
 from schemas import subjects
 from schemas.errors import BrokerUnavailable, TooManyRequests
 
@@ -47,14 +50,6 @@ MARGIN_S: Final = 5.0
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Account).decode
-
-
-@dataclass(frozen=True, slots=True)
-class Standings:
-    """A tenant's buckets, for the `x-ratelimit-*` headers; None without such a limit."""
-
-    requests: Standing | None = None
-    tokens: Standing | None = None
 
 
 def _refusal(exceeded: Exceeded) -> TooManyRequests:
@@ -106,7 +101,7 @@ class Reservations:
     """The tenants' accounts, as one ingress node reserves from them.
 
     `limits_of` tells a tenant's limits now. `open_when_away` lets requests pass unlimited while the
-    accounts cannot be reached; otherwise they are refused.
+    accounts cannot be reached, as `away` says of the last try; otherwise they are refused.
     """
 
     def __init__(
@@ -117,6 +112,8 @@ class Reservations:
         clock: Callable[[], float],
         open_when_away: bool = False,
     ) -> None:
+        self.away = False
+        self.away_refused = 0
         self.unlimited_passed = 0
         self._bus = bus
         self._limits_of = limits_of
@@ -124,6 +121,13 @@ class Reservations:
         self._open_when_away = open_when_away
         self._pumps: dict[str, _Pump] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def state(self) -> str:
+        """What operators read: whether limits can be checked, and what becomes of requests."""
+        if not self.away:
+            return "ok"
+        return "away: admitting" if self._open_when_away else "away: refusing"
 
     async def check(self, tenant: str) -> None:
         """Refuse at once, before anybody has read its prompt, a request for which no open one of
@@ -177,8 +181,10 @@ class Reservations:
             self.settle(tenant, request=request, tokens=None)
             raise
         except (BrokerAway, BrokerRefused) as error:
-            self.settle(tenant, request=request, tokens=None)  # it may have been reserved
+            self.away = True
+            self._settle(tenant, _Settle(request, None))  # it may have been reserved
             if not self._open_when_away:
+                self.away_refused += 1
                 raise BrokerUnavailable("The limits cannot be checked now.") from error
             self.unlimited_passed += 1
             return Standings()
@@ -202,9 +208,12 @@ class Reservations:
         pump = self._pumps.get(tenant)
         if self._limits_of(tenant).none and (pump is None or not pump.known_open):
             return  # nor had it limits when those were reserved that are open here
+        self._settle(tenant, _Settle(request, tokens))
+
+    def _settle(self, tenant: str, settle: _Settle) -> None:
         pump = self._pump(tenant)
         if len(pump.settles) < SETTLES_MAX:  # more expire by themselves
-            pump.settles.append(_Settle(request, tokens))
+            pump.settles.append(settle)
         self._settle_soon(tenant, pump)
 
     def _settle_soon(self, tenant: str, pump: _Pump) -> None:
@@ -234,7 +243,7 @@ class Reservations:
             stored = pump.known
         account = _account(stored)
         deciding.advance(account, limits, now_s=self._clock())
-        return _standings(account, limits)
+        return standings_of(account, limits)
 
     def _pump(self, tenant: str) -> _Pump:
         pump = self._pumps.pop(tenant, None)
@@ -303,7 +312,7 @@ class Reservations:
             if doubtful and not fresh:
                 pump.known = None
                 continue
-            if changed:
+            if changed or self.away:
                 data = _encode(account)
                 try:
                     revision = await versioned.write(
@@ -315,12 +324,13 @@ class Reservations:
                         await asyncio.sleep(secrets.randbelow(2000) / 1e6)
                     continue
                 stored = Versioned(revision, data)
+                self.away = False
             pump.known, pump.known_s = stored, self._clock()
             pump.known_open = len(account.open)
             for request in [each for each in pump.ended_s if each not in account.open]:
                 del pump.ended_s[request]
             # What is left is the same for all who were decided together.
-            standings = _standings(account, self._limits_of(tenant)) if asks else Standings()
+            standings = standings_of(account, self._limits_of(tenant)) if asks else Standings()
             for ask, outcome in zip(asks, outcomes, strict=True):
                 if not ask.answer.done():
                     ask.answer.set_result((outcome, standings))
@@ -375,13 +385,6 @@ def _account(stored: Versioned) -> Account:
     except msgspec.MsgspecError:
         log.exception("an account that cannot be read begins anew")
         return Account()
-
-
-def _standings(account: Account, limits: Limits) -> Standings:
-    return Standings(
-        deciding.standing_of_requests(account, limits),
-        deciding.standing_of_tokens(account, limits),
-    )
 
 
 def _forget_old(ended_s: dict[str, float]) -> None:

@@ -32,6 +32,17 @@ def readings(ingress: Ingress) -> list[Reading]:
         Reading("waiting_oldest_age_s", "Since when the oldest waits.", line.room.oldest_age_s),
         Reading("waiting_bytes", "What their prompts take.", lambda: line.room.prompt_bytes),
         Reading(
+            "limits_away",
+            "1 while tenants' limits cannot be checked.",
+            lambda: line.reservations.away,
+        ),
+        Reading(
+            "limits_away_refused",
+            "Requests refused since their tenant's limits could not be checked.",
+            lambda: line.reservations.away_refused,
+            "counter",
+        ),
+        Reading(
             "unlimited_requests",
             "Requests let pass without a look at their tenant's limits.",
             lambda: line.reservations.unlimited_passed,

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from headrace import topology, versioned
-from headrace.bus import Bus, BusSettings, connection
+from headrace.bus import Bus, BusSettings, Message, connection
 from ingress import reservations
-from ingress.limits import Limits, Standing
-from ingress.reservations import Reservations, Standings
+from ingress.limits import Limits, Standing, Standings
+from ingress.reservations import Reservations
 from schemas import subjects
 from schemas.errors import BrokerUnavailable, TooManyRequests
 from schemas.subjects import new_request_id
@@ -203,10 +203,59 @@ def test_without_broker_the_configured_choice_is_taken(
         await until(away)
         if open_when_away:
             assert await _ask(node, "away") is not None
-            assert node.unlimited_passed == 1
         else:
             with pytest.raises(BrokerUnavailable):
                 await _ask(node, "away")
+        assert node.state == ("away: admitting" if open_when_away else "away: refusing")
+        counts = (node.unlimited_passed, node.away_refused)
+        assert counts == ((1, 0) if open_when_away else (0, 1))
+
+    with_bus(own_nats.url, run)
+
+
+@pytest.mark.parametrize("then", [Limits(requests_per_minute=5), Limits()])
+def test_accounts_are_away_until_they_are_back_though_nobody_asks(
+    own_nats: NatsServer, then: Limits
+) -> None:
+    async def run(bus: Bus) -> None:
+        await topology.apply(bus)
+        rules = Limits(requests_per_minute=5)
+        node = Reservations(bus, lambda tenant: rules, clock=lambda: 1000.0)
+        assert node.state == "ok"
+        await bus.api("STREAM.DELETE.KV_limits")
+        asking = asyncio.create_task(_ask(node, "gone"))
+        await asyncio.sleep(0)  # it has asked, and nothing is decided
+        rules = then
+        with pytest.raises(BrokerUnavailable):
+            await asking
+        assert node.state == "away: refusing"
+        await topology.apply(bus)
+        await until(lambda: node.state == "ok")
+        assert await _ask(node, "gone") is not None
+
+    with_bus(own_nats.url, run)
+
+
+def test_accounts_that_can_be_read_and_not_written_are_away(own_nats: NatsServer) -> None:
+    async def run(bus: Bus) -> None:
+        await topology.apply(bus)
+        node = Reservations(bus, _of(Limits(requests_per_minute=5)), clock=lambda: 1000.0)
+        assert await _ask(node, "first") is not None
+        config = (await bus.api("STREAM.INFO.KV_limits"))["config"]
+        await bus.api("STREAM.UPDATE.KV_limits", config | {"max_msgs": 1})
+        tries: list[str] = []
+
+        async def tried(_: Message) -> None:
+            tries.append(node.state)
+
+        await bus.subscribe("$KV.limits.second", tried)
+        with pytest.raises(BrokerUnavailable):
+            await _ask(node, "second")
+        await until(lambda: len(tries) >= 3)
+        assert set(tries[1:]) == {"away: refusing"}
+        await bus.api("STREAM.UPDATE.KV_limits", config)
+        await until(lambda: node.state == "ok")
+        assert await _ask(node, "second") is not None
 
     with_bus(own_nats.url, run)
 
