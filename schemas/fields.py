@@ -80,6 +80,16 @@ COMPLETION: Final = SHARED | {
     "best_of": "Equal to `n` only.",
 }
 
+AS_IN_A_CHAT: Final = (
+    *("seed", "stop", "presence_penalty", "frequency_penalty", "logit_bias"),
+    *("structured_outputs", "top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos"),
+    *("stop_token_ids", "include_stop_str_in_output", "skip_special_tokens"),
+    *("spaces_between_special_tokens", "bad_words", "allowed_token_ids", "add_special_tokens"),
+    *("priority", "session_id", "on_disconnect", "sim", "include_reasoning"),
+    *("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "documents"),
+)
+"""What a response is asked with in the words of a chat."""
+
 RESPONSE: Final = {
     "model": SHARED["model"],
     "input": "A text, or items: messages, function calls and their outputs, reasoning; text only.",
@@ -100,7 +110,7 @@ RESPONSE: Final = {
     **CACHE,
     "reasoning": "`effort`, for the chat template; no summaries.",
     "safety_identifier": "Repeated in the object.",
-    "service_tier": "Checked, and without effect: the tier is always `default`.",
+    "service_tier": SHARED["service_tier"],
     "temperature": SHARED["temperature"],
     "text": "`format` as `response_format` in a chat, and `verbosity`.",
     "tool_choice": "`none`, `auto` (the default with tools), `required`, or a named function.",
@@ -109,9 +119,5 @@ RESPONSE: Final = {
     "top_p": SHARED["top_p"],
     "truncation": "`disabled` only.",
     "user": "Repeated in the object.",
-    "sim": SHARED["sim"],
-    "session_id": SHARED["session_id"],
-    "on_disconnect": SHARED["on_disconnect"],
-    "seed": SHARED["seed"],
-    "ignore_eos": SHARED["ignore_eos"],
+    **{name: CHAT[name] for name in AS_IN_A_CHAT},
 }

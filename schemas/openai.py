@@ -16,37 +16,22 @@ from schemas.conversation import ContentPart as ContentPart
 from schemas.conversation import check_messages
 from schemas.depth import check_depth
 from schemas.errors import InvalidRequest
+from schemas.extras import Extras, TokenId, Tokens
 from schemas.refused import check_chat, check_completion
 from schemas.sizes import check_sizes
-from schemas.structure import ResponseFormat, StructuredOutputs, structured_of
+from schemas.structure import ResponseFormat, structured_of
 from schemas.tools import NamedTool, Tool, ToolChoice, Tools, check_tools
-from schemas.wire import SimHook, Structured
+from schemas.wire import Structured
 
-_INT64_MAX: Final = 2**63 - 1
-STOPS_MAX: Final = 4
-STOP_CHARACTERS_MAX: Final = 1024
 METADATA_MAX: Final = 16
 
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Seed = Annotated[int, Meta(ge=-(2**63), le=_INT64_MAX)]
-Tokens = Annotated[int, Meta(ge=1, le=_INT64_MAX)]
 Choices = Annotated[int, Meta(ge=1, le=128)]
-StopText = Annotated[str, Meta(min_length=1, max_length=STOP_CHARACTERS_MAX)]
-Stop = StopText | Annotated[list[StopText], Meta(max_length=STOPS_MAX)]
-TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Bias = dict[str, Annotated[float, Meta(ge=-100, le=100)]]
-TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
-MinP = Annotated[float, Meta(ge=0, le=1)]
-RepetitionPenalty = Annotated[float, Meta(gt=0, le=100)]
-TokenIds = Annotated[list[TokenId], Meta(max_length=1024)]
-BadWords = Annotated[list[StopText], Meta(max_length=128)]
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
     Meta(max_length=METADATA_MAX),
 ]
-Priority = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 CacheRetention = Literal["in_memory", "in-memory", "24h"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -59,19 +44,14 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_obfuscation: bool | None = None
 
 
-class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that both endpoints share."""
+class Generation(Extras, frozen=True, kw_only=True):
+    """The further fields that chats and completions share."""
 
     model: str
     max_tokens: Tokens | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
-    seed: Seed | None = None
-    stop: Stop | None = None
     n: Choices | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    logit_bias: Bias | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -80,32 +60,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     metadata: Metadata | None = None
     store: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
-    # vLLM's
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    min_tokens: Annotated[int, Meta(ge=0, le=_INT64_MAX)] | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: TokenIds | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    bad_words: BadWords | None = None
-    allowed_token_ids: TokenIds | None = None
-    add_special_tokens: bool | None = None
-    priority: Priority | None = None
-    # Ours
-    session_id: str | None = None
-    on_disconnect: Literal["cancel", "continue"] | None = None
-    sim: SimHook | None = None
-    # Refused wherever they ask for something: see schemas.refused
-    prompt_logprobs: Any = None
-    use_beam_search: Any = None
-    truncate_prompt_tokens: Any = None
-    return_token_ids: Any = None
-    return_tokens_as_token_ids: Any = None
 
     @property
     def keep(self) -> bool:
@@ -160,8 +115,6 @@ class ChatRequest(Generation, frozen=True, kw_only=True):
     function_call: Any = None
     chat_template: Any = None
     echo: Any = None
-    logprob_token_ids: Any = None
-    thinking_token_budget: Any = None
 
     @property
     def output_tokens(self) -> int | None:
@@ -318,6 +271,8 @@ def check_shared(request: Generation, *, streamed: bool) -> None:
     """Check what the types of the shared fields cannot say. Raises InvalidRequest."""
     if request.stream_options is not None and not (request.stream or streamed):
         raise InvalidRequest("'stream_options' needs 'stream' to be true.", param="stream_options")
+    if request.stream_options is not None and request.stream_options.include_obfuscation:
+        raise InvalidRequest("Obfuscation is not served.", param="stream_options")
     if not request.model:
         raise InvalidRequest("'model' is empty.", param="model")
     for token in request.logit_bias or ():

@@ -26,7 +26,7 @@ from schemas.response_answers import (
     ResponseEvent,
     ResponseObject,
 )
-from schemas.responses import UNSERVED, ResponseRequest
+from schemas.responses import ResponseRequest
 
 _REFERENCE: Final = "#/components/schemas/{name}"
 _DONE: Final = "[DONE]"
@@ -187,7 +187,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
 TOLD: Final[Mapping[Any, Told]] = {
     ChatRequest: Told(fields.CHAT, refused.CHAT),
     CompletionRequest: Told(fields.COMPLETION, refused.COMPLETION),
-    ResponseRequest: Told(fields.RESPONSE, dict.fromkeys(UNSERVED, "Not served.")),
+    ResponseRequest: Told(fields.RESPONSE, refused.RESPONSE),
 }
 
 

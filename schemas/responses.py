@@ -13,15 +13,17 @@ import msgspec
 from msgspec import Meta
 
 from schemas.errors import InvalidRequest
+from schemas.extras import Extras, Tokens
+from schemas.fields import AS_IN_A_CHAT
 from schemas.openai import (
     CacheRetention,
     ChatRequest,
     Temperature,
-    Tokens,
     TopP,
     decode_body,
     parse_chat,
 )
+from schemas.refused import check_response
 from schemas.response_items import Item, items_of, messages_of
 
 LOGPROBS: Final = "message.output_text.logprobs"
@@ -41,17 +43,6 @@ MetadataKey = Annotated[str, Meta(max_length=64)]
 MetadataText = Annotated[str, Meta(max_length=512)]
 Metadata = Annotated[dict[MetadataKey, MetadataText], Meta(max_length=16)]
 
-UNSERVED: Final = (
-    "access_programs",
-    "background_options",
-    "context_management",
-    "conversation",
-    "image",
-    "moderation",
-    "prompt",
-)
-_OPAQUE: Final = ("sim", "session_id", "on_disconnect", "seed", "ignore_eos")
-"""Members that mean here what they mean in a chat, and are checked there."""
 _PARAMS: Final = {
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
@@ -86,7 +77,7 @@ class ResponseStreamOptions(msgspec.Struct, frozen=True):
     include_event_ids: bool | None = None
 
 
-class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ResponseRequest(Extras, frozen=True, kw_only=True):
     """`POST /v1/responses`, or a `response.create` on a socket."""
 
     model: str
@@ -109,9 +100,7 @@ class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_cache_retention: CacheRetention | None = None
     reasoning: ReasoningOptions | None = None
     safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
-    service_tier: (
-        Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None
-    ) = None
+    service_tier: Literal["auto", "default"] | None = None
     temperature: Temperature | None = None
     text: TextOptions | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -120,18 +109,28 @@ class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
     top_p: TopP | None = None
     truncation: Literal["auto", "disabled"] | None = None
     user: str | None = None
+    # vLLM's, of chats
+    include_reasoning: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    # Refused wherever they ask for something: see schemas.refused
+    audio: Any = None
+    moderation: Any = None
+    web_search_options: Any = None
+    functions: Any = None
+    function_call: Any = None
+    chat_template: Any = None
+    echo: Any = None
     access_programs: Any = None
     background_options: Any = None
     context_management: Any = None
     conversation: Any = None
     image: Any = None
-    moderation: Any = None
     prompt: Any = None
-    sim: Any = None
-    session_id: Any = None
-    on_disconnect: Any = None
-    seed: Any = None
-    ignore_eos: Any = None
+    enable_response_messages: Any = None
+    previous_input_messages: Any = None
 
     @property
     def stored(self) -> bool:
@@ -157,9 +156,7 @@ def parse_response(body: bytes, *, streamed: bool = False) -> ResponseRequest:
     `streamed` says that the answer is a stream whatever the body says: it came over a socket.
     """
     request = decode_body(_decoder, body)
-    for name in UNSERVED:
-        if getattr(request, name) is not None:
-            raise InvalidRequest(f"'{name}' is not served.", param=name)
+    check_response(request)
     options = request.stream_options
     if options is not None and not (request.stream or streamed):
         raise InvalidRequest("'stream_options' needs 'stream' to be true.", param="stream_options")
@@ -220,7 +217,7 @@ def as_chat(request: ResponseRequest, items: Sequence[Item]) -> ChatRequest:
         "reasoning_effort": request.reasoning and request.reasoning.effort,
         "user": request.user,
         "prompt_cache_key": request.prompt_cache_key,
-    } | {name: getattr(request, name) for name in _OPAQUE}
+    } | {name: getattr(request, name) for name in AS_IN_A_CHAT}
     if request.background:
         with_own_names["on_disconnect"] = "continue"
     options = request.stream_options

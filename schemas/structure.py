@@ -80,7 +80,7 @@ def structured_of(
     if response_format is not None and not isinstance(response_format, TextFormat):
         if outputs is not None:
             raise InvalidRequest(
-                "'structured_outputs' and 'response_format' ask for two forms at once.",
+                "'structured_outputs' asks for a second form, and there is one at most.",
                 param="structured_outputs",
             )
         return _of_format(response_format)

@@ -118,6 +118,8 @@ def test_an_echo_is_the_prompt_before_each_choice_in_both_modes(system: System) 
         ({"echo": True, "logprobs": 0}, "logprobs"),
         ({"max_tokens": 0, "echo": True}, "max_tokens"),
         ({"prompt_logprobs": 0}, "prompt_logprobs"),
+        ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options"),
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
     ],
     ids=str,
@@ -143,6 +145,7 @@ def test_what_a_completion_cannot_have_is_400(
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"service_tier": "flex"}, "service_tier"),
         ({"bad_words": ["a"]}, "bad_words"),
+        ({"repetition_detection": {"max_pattern_size": 4}}, "repetition_detection"),
     ],
     ids=str,
 )

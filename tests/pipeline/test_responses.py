@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from tests.pipeline.asking import refusal
+from tests.pipeline.asking import CHAT, refusal
 from tests.pipeline.conftest import System
 from tests.sse import events_of
 
@@ -85,6 +85,45 @@ def test_a_response_says_what_a_chat_of_its_messages_says(sdk: openai.OpenAI) ->
         extra_body={"seed": 3},
     )
     assert response.output_text == chat.choices[0].message.content
+
+
+TURNS = [{"role": "user", "content": "Tell me."}, {"role": "assistant", "content": "Well,"}]
+
+
+@pytest.mark.parametrize(
+    ("plain", "more"),
+    [
+        (hooked("one ", "two <E", "ND> three"), {"stop": "<END>"}),
+        (
+            hooked("one ", "two <E", "ND> three") | {"stop": ["<END>"]},
+            {"include_stop_str_in_output": True},
+        ),
+        ({"seed": 1}, {"seed": 2}),
+        ({"seed": 1}, {"min_tokens": 300}),
+        ({"seed": 1}, {"continue_final_message": True, "add_generation_prompt": False}),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_what_vllm_adds_does_to_a_response_what_it_does_to_a_chat(
+    system: System, plain: dict[str, Any], more: dict[str, Any]
+) -> None:
+    def said(by: str, **asked: Any) -> tuple[str, int, int]:
+        with system.client() as client:
+            answer = client.post(by, json={"model": "sim"} | asked)
+        assert answer.status_code == 200, answer.text
+        found = answer.json()
+        usage = found["usage"]
+        if by == CHAT:
+            text = found["choices"][0]["message"]["content"]
+            return text, usage["prompt_tokens"], usage["completion_tokens"]
+        [message] = found["output"]
+        return message["content"][0]["text"], usage["input_tokens"], usage["output_tokens"]
+
+    without = said(RESPONSES, input=TURNS, max_output_tokens=400, **plain)
+    given = said(RESPONSES, input=TURNS, max_output_tokens=400, **plain | more)
+    assert without == said(CHAT, messages=TURNS, max_tokens=400, **plain)
+    assert given == said(CHAT, messages=TURNS, max_tokens=400, **plain | more)
+    assert given != without
 
 
 def test_calls_of_tools_are_items(sdk: openai.OpenAI) -> None:
@@ -188,6 +227,12 @@ def test_an_engine_s_failure_is_a_failed_response(sdk: openai.OpenAI) -> None:
         ({"max_output_tokens": 10**9}, 400, "max_output_tokens", "context_length_exceeded"),
         ({"input": "word " * 100_000}, 400, "input", "context_length_exceeded"),
         ({"stream": True, "input": 5}, 400, "input", None),
+        ({"structured_outputs": {"choice": ["a"]}}, 400, "structured_outputs", None),
+        ({"bad_words": ["a"]}, 400, "bad_words", None),
+        ({"min_tokens": 9, "max_output_tokens": 8}, 400, "min_tokens", None),
+        ({"continue_final_message": True}, 400, "continue_final_message", None),
+        ({"vllm_xargs": {"a": 1}}, 400, "vllm_xargs", None),
+        ({"service_tier": "flex"}, 400, "service_tier", None),
     ],
 )
 def test_a_refusal_is_in_a_response_s_own_words(

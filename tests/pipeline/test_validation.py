@@ -85,7 +85,7 @@ def test_unknown_fields_and_those_of_the_envelope_have_no_effect(system: System)
     with system.client() as client:
         plain = collect(client, chat())
         envelope = {"request": "req_1", "tenant": "b", "reply": "replies.a.b.c", "version": 9}
-        ours = {"cache_salt": "mine", "shape": [], "deadline_s": 1, "prompt_": "x", "parsing": {}}
+        ours = {"shape": [], "deadline_s": 1, "prompt_": "x", "parsing": {}}
         more = collect(client, chat(**envelope, **ours, top_q="x", extra_body={"a": [None]}))
     assert more["choices"] == plain["choices"]
 

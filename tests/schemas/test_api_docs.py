@@ -15,7 +15,7 @@ from openai.resources.responses.input_tokens import InputTokens
 from schemas import fields, refused
 from schemas.errors import Refusal
 from schemas.openai import ChatRequest, CompletionRequest
-from schemas.responses import UNSERVED, ResponseRequest
+from schemas.responses import ResponseRequest
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "api.md"
 RESPONSES = DOCUMENT.with_name("responses.md")
@@ -58,7 +58,7 @@ def _state(name: str, notes: Any, reasons: Any) -> str:
 
 def response_rows() -> list[str]:
     """Return the lines of the table of a response's fields."""
-    reasons = dict.fromkeys(UNSERVED, "Not served.")
+    reasons = refused.RESPONSE
     told = fields.RESPONSE | reasons
     assert set(ResponseRequest.__struct_fields__) == told.keys()
     assert not fields.RESPONSE.keys() & reasons.keys()

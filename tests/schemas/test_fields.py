@@ -91,6 +91,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"priority": -1}, "priority"),
     ({"service_tier": "priority"}, "service_tier"),
     ({"service_tier": "flex"}, "service_tier"),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options"),
     ({"prediction": "x"}, "prediction"),
     ({"prompt_cache_options": True}, "prompt_cache_options"),
     ({"prompt_cache_retention": "1h"}, "prompt_cache_retention"),
@@ -118,11 +119,14 @@ def test_what_cannot_be_served_is_refused_by_its_name(change: dict[str, Any], pa
 
 @pytest.mark.parametrize("field", refused.CHAT)
 def test_a_field_that_no_chat_can_have_is_refused_unless_it_asks_for_nothing(field: str) -> None:
+    default = refused.DEFAULTS.get(field)
     for value in (True, 0, "x", [1], {"a": 1}):
+        if value == default:
+            continue
         with pytest.raises(InvalidRequest) as refusal:
             chat(**{field: value})
         assert refusal.value.param == field
-    for nothing in (None, False):
+    for nothing in (None, False, default):
         assert chat(**{field: nothing}).model == "m"
 
 
@@ -131,7 +135,14 @@ def test_a_field_that_no_completion_can_have_is_refused(field: str) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         completion(**{field: "x"})
     assert refusal.value.param == field
-    assert completion(**{field: None}).model == "m"
+    for nothing in (None, refused.DEFAULTS.get(field)):
+        assert completion(**{field: nothing}).model == "m"
+
+
+def test_a_completion_s_stream_is_not_obfuscated_either() -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        completion(stream=True, stream_options={"include_obfuscation": True})
+    assert refusal.value.param == "stream_options"
 
 
 @pytest.mark.parametrize(

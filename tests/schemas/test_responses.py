@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from schemas import fields, refused
 from schemas.errors import InvalidRequest
+from schemas.extras import Extras
 from schemas.openai import ChatRequest, parse_chat
 from schemas.responses import as_chat, own_words, parse_response, request_of, response_id
 from schemas.subjects import new_request_id
@@ -13,6 +15,8 @@ from schemas.subjects import new_request_id
 REQUEST = "req_" + "0a" * 16
 BODY: dict[str, Any] = {"model": "m", "input": "x"}
 TOOL = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}}
+
+FORM = {"type": "json_object"}
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model": None}, "model"),
@@ -60,6 +64,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
     ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options"),
     ({"service_tier": "cheap"}, "service_tier"),
+    ({"service_tier": "flex"}, "service_tier"),
     ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
     ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
     ({"text": {"verbosity": "loud"}}, "text.verbosity"),
@@ -68,6 +73,30 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sim": {"pieces": "abc"}}, "sim.pieces"),
     ({"sim": {"piece": []}}, "sim"),
     ({"seed": 1.5}, "seed"),
+    ({"stop": ["a"] * 5}, "stop"),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
+    ({"frequency_penalty": -2.5}, "frequency_penalty"),
+    ({"logit_bias": {"1": 101}}, "logit_bias"),
+    ({"logit_bias": {"a": 1}}, "logit_bias"),
+    ({"structured_outputs": {}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex"),
+    ({"structured_outputs": {"regex": "a"}, "text": {"format": FORM}}, "structured_outputs"),
+    (
+        {"structured_outputs": {"regex": "a"}, "tools": [TOOL], "tool_choice": "required"},
+        "tool_choice",
+    ),
+    ({"top_k": -2}, "top_k"),
+    ({"min_p": 1.5}, "min_p"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids"),
+    ({"skip_special_tokens": "no"}, "skip_special_tokens"),
+    ({"bad_words": [""]}, "bad_words"),
+    ({"priority": -1}, "priority"),
+    ({"include_reasoning": 0}, "include_reasoning"),
+    ({"continue_final_message": True}, "continue_final_message"),
+    ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
+    ({"documents": {}}, "documents"),
 ]
 
 
@@ -140,6 +169,62 @@ def test_fields_are_those_of_a_chat_under_other_names() -> None:
     )
     assert chat_of(include=["message.output_text.logprobs"]).alternatives == 0
     assert chat_of().alternatives is None
+
+
+AS_IN_A_CHAT: dict[str, Any] = {
+    "seed": 7,
+    "stop": ["a", "b"],
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "logit_bias": {"5": -1.5},
+    "structured_outputs": {"json": {"type": "object"}, "whitespace_pattern": " "},
+    "top_k": 5,
+    "min_p": 0.1,
+    "repetition_penalty": 1.2,
+    "min_tokens": 3,
+    "ignore_eos": True,
+    "stop_token_ids": [5],
+    "include_stop_str_in_output": True,
+    "skip_special_tokens": False,
+    "spaces_between_special_tokens": False,
+    "bad_words": ["a"],
+    "allowed_token_ids": [1, 2],
+    "add_special_tokens": True,
+    "priority": 3,
+    "session_id": "s",
+    "on_disconnect": "continue",
+    "sim": {"pieces": ["a", {"hex": "ff"}], "ttft_ms": 1.5},
+    "include_reasoning": False,
+    "add_generation_prompt": False,
+    "continue_final_message": True,
+    "chat_template_kwargs": {"a": [1, None, {"b": 0.5}]},
+    "documents": [{"title": "t"}],
+}
+
+
+def test_what_a_chat_is_asked_in_vllms_words_or_ours_a_response_is_asked_in_the_same() -> None:
+    assert AS_IN_A_CHAT.keys() == set(fields.AS_IN_A_CHAT)
+    plain = chat(messages=[{"role": "user", "content": "x"}])
+    for name in AS_IN_A_CHAT:
+        assert getattr(plain, name) is None
+    own = chat_of(**AS_IN_A_CHAT)
+    assert own == chat(messages=[{"role": "user", "content": "x"}], **AS_IN_A_CHAT)
+
+
+def test_every_field_that_a_chat_shares_with_a_response_is_served_or_refused_by_both() -> None:
+    for name in Extras.__struct_fields__:
+        assert (name in fields.AS_IN_A_CHAT) != (name in refused.SHARED), name
+
+
+@pytest.mark.parametrize("field", refused.RESPONSE)
+def test_a_field_that_no_response_can_have_is_refused_unless_it_asks_for_nothing(
+    field: str,
+) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        chat_of(**{field: {"a": 1}})
+    assert refusal.value.param == field
+    for nothing in (None, False, refused.DEFAULTS.get(field)):
+        assert chat_of(**{field: nothing}) == chat_of(**{field: None})
 
 
 def test_a_form_of_the_answer_is_a_chats() -> None:
