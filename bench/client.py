@@ -17,7 +17,7 @@ import psutil
 import uvloop
 from websockets.asyncio.client import connect
 
-from bench.plan import Outcome, Plan, Target
+from bench.plan import Outcome, Plan, Target, percentile
 
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _LENGTH: Final = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
@@ -181,11 +181,6 @@ def _busy_s() -> float:
     return float(times.user + times.nice + times.system)
 
 
-def _percentile(values: list[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
 async def _until(condition: Callable[[], bool], what: str) -> None:
     deadline_s = time.perf_counter() + PATIENCE_S
     while not condition():
@@ -221,7 +216,7 @@ async def paced(plan: Plan, meter: Meter) -> Outcome:
     if any(stream.ended for stream in streams):
         raise BadAnswer("a stream ended within the window: the machine is too slow for this load")
     gaps_s = [gap_s for stream in streams for gap_s in stream.gaps_s]
-    outcome.p50_s, outcome.p99_s = [_percentile(gaps_s, 0.5)], [_percentile(gaps_s, 0.99)]
+    outcome.p50_s, outcome.p99_s = [percentile(gaps_s, 0.5)], [percentile(gaps_s, 0.99)]
     await _until(lambda: all(stream.ended for stream in streams), "the streams to end")
     wrong = {stream.events for stream in streams} - {plan.events}
     if wrong:
@@ -309,8 +304,8 @@ async def first(plan: Plan, meter: Meter) -> Outcome:
                 waits_s.append(wait_s)
             await asyncio.sleep(0.002)  # apart, so that one's end does not delay the next
     outcome = meter.stop(len(seconds[0]))
-    outcome.p50_s = [_percentile(waits_s, 0.5) for waits_s in seconds]
-    outcome.p99_s = [_percentile(waits_s, 0.99) for waits_s in seconds]
+    outcome.p50_s = [percentile(waits_s, 0.5) for waits_s in seconds]
+    outcome.p99_s = [percentile(waits_s, 0.99) for waits_s in seconds]
     return outcome
 
 

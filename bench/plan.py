@@ -62,3 +62,9 @@ class EnginePlan(msgspec.Struct, frozen=True):
     tokens: int
     warm: int
     window_s: float
+
+
+def percentile(values: list[float], share: float) -> float:
+    """Return the value that so large a share of all does not exceed; NaN where there are none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")

@@ -20,6 +20,7 @@ import uvloop
 
 from bench import report, system
 from bench.load import chat
+from bench.plan import percentile
 from bench.rows import INSTANT, MIB, Line
 from headrace.bus import Bus, BusSettings, connection
 from ingress.limits import Limits
@@ -58,11 +59,6 @@ class Seen:
     ttft_s: list[float] = field(default_factory=list)
     refused_s: list[float] = field(default_factory=list)
     failed: int = 0
-
-
-def _percentile(values: list[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
 
 
 def _request(*, stream: bool, tokens: int, **more: object) -> bytes:
@@ -156,12 +152,12 @@ def _overload(name: str, config: str, seconds: float, *, bounded: bool = True) -
         before = gateway.memory_info().rss
         above = uvloop.run(_open_load(running.port, per_s=ABOVE * capacity_per_s, seconds=seconds))
         grown = (gateway.memory_info().rss - before) / MIB
-    below_ms, above_ms = (1e3 * _percentile(seen.ttft_s, 0.95) for seen in (below, above))
+    below_ms, above_ms = (1e3 * percentile(seen.ttft_s, 0.95) for seen in (below, above))
     share = f"{len(above.ttft_s)} answered, {len(above.refused_s)} refused, {above.failed} failed"
     promised_ms = 2 * below_ms if bounded else None
     yield Line(name, f"TTFT p95 at {BELOW} × capacity", "ms", below_ms)
     yield Line(name, f"TTFT p95 at {ABOVE} ×", "ms", above_ms, below_ms, promised_ms, share)
-    refused_ms = 1e3 * _percentile(above.refused_s, 0.99)
+    refused_ms = 1e3 * percentile(above.refused_s, 0.99)
     yield Line(name, "a refusal, p99", "ms", refused_ms, None, 20.0)
     held_mib = 16.0 if bounded else None
     yield Line(name, "gateway's memory, growth", "MiB", grown, None, held_mib)

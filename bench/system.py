@@ -37,13 +37,16 @@ class NotStarted(Exception):
 
 @dataclass(frozen=True)
 class System:
-    """A running system. `worker` is None where there is none."""
+    """A running system. `worker` is None where there is none; where the tiers are apart, `gateway`
+    is the ingress, and WebSockets end elsewhere."""
 
     nats_url: str
     port: int
     nats: int
     gateway: int
     worker: int | None
+    socket_port: int
+    worker_admin_port: int
 
     def target(self, path: str = "/v1/chat/completions") -> Target:
         """Return the gateway as a target, with all processes measured."""
@@ -103,11 +106,13 @@ def running(
     waiting: str | None = None,
     config: str = "",
     engine_args: dict[str, int] | None = None,
+    split: bool = False,
 ) -> Iterator[System]:
     """Run a system for the length of a block.
 
     `sim` is the worker's time model; with None there is no worker. `waiting` is a model whose card
     is published and that nobody serves: its requests wait. `config` is the gateway's headrace.toml.
+    With `split` there are an ingress and a streamer in the gateway's place.
     """
     with contextlib.ExitStack() as stack:
         logs = stack.enter_context(folder())
@@ -123,17 +128,21 @@ def running(
         ready("nats-server", nats, f"http://127.0.0.1:{monitor_port}/healthz", logs)
         url = f"nats://127.0.0.1:{nats_port}"
         asyncio.run(_prepare(url, waiting))
-        worker = None
+        worker, worker_admin_port = None, free_port()
         if sim is not None:
             engine = ["--sim", json.dumps(sim), "--engine-args", json.dumps(engine_args or {})]
-            worker = _node(stack, logs, "worker", "workers", url, engine)
-        port = free_port()
+            worker = _node(stack, logs, "worker", "workers", url, engine, worker_admin_port)
+        port = socket_port = free_port()
+        if split:
+            socket_port = free_port()
+            _node(stack, logs, "streamer", "streamer", url, ["--port", str(socket_port)])
         (logs / "headrace.toml").write_text(config)
         known = ["--port", str(port), "--config", str(logs / "headrace.toml")]
-        gateway = _node(stack, logs, "gateway", "gateway", url, known)
+        door = "ingress" if split else "gateway"
+        gateway = _node(stack, logs, door, door, url, known)
         if sim is not None and not config:
             _served(port, "sim")
-        yield System(url, port, nats.pid, gateway, worker)
+        yield System(url, port, nats.pid, gateway, worker, socket_port, worker_admin_port)
 
 
 def _nats_server() -> str:
@@ -145,9 +154,15 @@ def _nats_server() -> str:
 
 
 def _node(
-    stack: contextlib.ExitStack, logs: Path, name: str, module: str, url: str, more: list[str]
+    stack: contextlib.ExitStack,
+    logs: Path,
+    name: str,
+    module: str,
+    url: str,
+    more: list[str],
+    admin_port: int | None = None,
 ) -> int:
-    admin_port = free_port()
+    admin_port = admin_port or free_port()
     command = [sys.executable, "-m", module, "--nats-url", url, "--name", name]
     command += ["--admin-port", str(admin_port), *more]
     child = stack.enter_context(process(name, command, logs))

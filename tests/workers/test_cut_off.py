@@ -14,11 +14,10 @@ from schemas.wire import Envelope, SimHook, encode_envelope
 from tests.queue import simulated
 from tests.servers import NatsServer
 from tests.waiting import until
+from tests.workers.running import running
 from workers.engine import Emit, Finish, Work
 from workers.engine_sim import SimulatedEngine
-from workers.lease import Leases
 from workers.recovery import past_of
-from workers.worker import Worker
 
 pytestmark = pytest.mark.slow  # the lease must lapse
 
@@ -42,22 +41,6 @@ class Held(SimulatedEngine):
         return await super().generate(work, emit)
 
 
-async def _worker(stack: AsyncExitStack, url: str, name: str, engine: SimulatedEngine) -> Worker:
-    """Run a worker in this process until the stack is closed."""
-    settings = BusSettings(url)
-    bus = await stack.enter_async_context(connection(settings, name=name, timeout_s=10))
-    card = await engine.start()
-    await topology.apply_model(bus, card.name, partitions=card.partitions)
-    leases = Leases(settings, name=name)
-    worker = Worker(bus, engine, card, leases, name=name)
-    leases.start()
-    stack.callback(leases.stop)
-    await worker.start()
-    for work in (worker.intake.pump, worker.beat_forever, worker.releases.say_forever):
-        stack.callback(asyncio.create_task(work(), name=name).cancel)
-    return worker
-
-
 async def _queued(bus: Bus) -> int:
     info = await bus.api("STREAM.INFO.REQUESTS", {"subjects_filter": "requests.>"})
     return len(info["state"].get("subjects") or {})
@@ -77,7 +60,7 @@ def test_a_worker_that_was_cut_off_neither_acknowledges_what_another_runs_nor_co
             await link.open()
             stack.push_async_callback(link.close)
             engine, held = SimulatedEngine(), Held()
-            cut_off = await _worker(stack, link.url, "cut-off", engine)
+            cut_off = await running(stack, link.url, "cut-off", engine)
             envelope = _envelope()
             subject = RequestSubject("online", "sim", 3, "t", envelope.request)
             await bus.store(str(subject), encode_envelope(envelope))
@@ -92,7 +75,7 @@ def test_a_worker_that_was_cut_off_neither_acknowledges_what_another_runs_nor_co
                 return bool(engine.ledger()[envelope.request]["tokens"] == len(PIECES))
 
             await until(made, within_s=30)
-            other = await _worker(stack, own_nats.url, "other", held)
+            other = await running(stack, own_nats.url, "other", held)
             await until(lambda: other.recovered)
             link.mend()  # the other one has it, and begins only below
             await until(lambda: not cut_off.held)
