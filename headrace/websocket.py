@@ -78,7 +78,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             return
         await super().send(message)
         if message["type"] == "websocket.accept":
-            del self.request, self.response  # the handshake's; a socket may be open for days
+            # The handshake's, whose parser holds on to it; a socket may be open for days.
+            self.request.headers.clear()
+            del self.request, self.response
         if self.close_sent:
             # After a refusal with a body uvicorn forgets that the handshake has its answer, and
             # would log each as a fault of ours.

@@ -18,7 +18,8 @@ from headrace.workforce import no_workers
 from schemas import subjects
 from schemas.errors import DeadlineExceeded, Refusal, StreamInterrupted
 from schemas.reply import Event, Reply, Shown
-from schemas.wire import BadFrame, Failed, Finished, Keepalive, Piece, Tokens, decode_frame
+from schemas.wire import BadFrame, Keepalive, Tokens, decode_frame
+from streamer.recent import Recent
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,6 @@ BUFFER_BYTES_MAX: Final = 128 * 1024
 EVENT_BYTES: Final = 128
 """What an event takes beside its frame's bytes: a token of few letters is mostly that."""
 PAGE_BYTES_MAX: Final = 64 * 1024
-RECENT_FRAMES: Final = 48  # more than a checkpoint's interval: the log may lack no more
 QUIET_READ_S: Final = 15.0
 COMMENT_S: Final = 14.0
 HOLE_READ_S: Final = 0.25
@@ -38,6 +38,16 @@ DEADLINE_GRACE_S: Final = 1.0
 
 class OpenReply:
     """A reply on its way to one client. The mailbox feeds it, one task reads it."""
+
+    # So many in a dictionary take 1.3 KiB more.
+    __slots__ = (  # noqa: SIM905
+        "model _serves tenant request log_subject deadline_s reply refusal left "
+        "comment_due opening_due tokens heard_on lingers queued absences asked_s _bus "
+        "_kept _bytes_max _pending _pending_bytes _behind _begun _log_due _log_failed "
+        "_log_seq _given _waiter _abandoned _heard_s _quiet_read_s _late _sent_s _sending "
+        "_unsent_bytes _hole_s _hole_seq _recent _rest write_now writer connection "
+        "stalled __weakref__"
+    ).split()
 
     def __init__(
         self,
@@ -92,7 +102,7 @@ class OpenReply:
         self._unsent_bytes = 0
         self._hole_s: float | None = None
         self._hole_seq = 0
-        self._recent: deque[bytes] = deque(maxlen=RECENT_FRAMES)
+        self._recent = Recent()
         self._rest: Awaitable[None] | None = None
         self.write_now: Callable[[Sequence[Event]], Awaitable[None] | None] | None = None
         self.writer: asyncio.Task[None] | None = None
@@ -127,7 +137,7 @@ class OpenReply:
         if not events:
             self._note_opening()
             return
-        self._recent.append(data)
+        self._recent.add(data)
         if self._written(events):
             return
         self._keep(events, len(data))
@@ -264,20 +274,7 @@ class OpenReply:
     def shown(self, have: int) -> Tokens:
         """Return the pieces from seq `have` on that the client has or will be given, as far as
         they are at hand, in a frame whose `attempt` is the seq after the last of them."""
-        known: dict[int, Piece] = {}
-        for data in self._recent:
-            frame = decode_frame(data)
-            if isinstance(frame, Tokens | Finished | Failed):
-                seq = frame.seq
-                for piece in frame.pieces:
-                    known.setdefault(seq, piece)
-                    seq += len(piece.tokens)
-        pieces = []
-        seq = have
-        while seq < self.reply.next_seq and (piece_at := known.get(seq)) is not None:
-            pieces.append(piece_at)
-            seq += len(piece_at.tokens)
-        return Tokens(self.reply.next_seq, have, tuple(pieces))
+        return self._recent.shown(have, next_seq=self.reply.next_seq)
 
     def sending(self) -> None:
         """Note that a write begins."""
